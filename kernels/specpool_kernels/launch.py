@@ -1,0 +1,217 @@
+"""Moves on a GPU: rows become a device table once, a call becomes one launch.
+
+``TritonMove`` has the methods of ``move_reference.TorchMove``. Under ``TRITON_INTERPRET=1`` it
+also serves CPU tensors, which is how its kernels are tested without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from specpool_kernels import move, plan
+from specpool_kernels.table import RowSet, build_table
+
+_INTERPRETED_PROCESSORS = 2
+
+
+class _Locs(NamedTuple):
+    """A loc tensor as the kernels read it: n locs, in rows of ``cols``."""
+
+    tensor: torch.Tensor
+    cols: int
+    row_stride: int
+    col_stride: int
+
+    @classmethod
+    def of(cls, loc: torch.Tensor) -> _Locs:
+        """1-D and 2-D locs with their own strides; others are flattened, by a copy at worst."""
+        if loc.dim() != 2:
+            loc = loc.reshape(-1)
+        shape = (1, *loc.shape) if loc.dim() == 1 else loc.shape
+        strides = (0, *loc.stride()) if loc.dim() == 1 else loc.stride()
+        _check_reach(loc)
+        return cls(loc, shape[1], *strides)
+
+
+class TritonMove:
+    """Moves within ``rows``, or copies from ``sources`` to ``rows``, by Triton kernels.
+
+    Args:
+        rows: at least one set of rows, all on one device, disjoint.
+        counters: int64 ``[2]`` on that device: bad pairs and rows moved are added to it.
+        sources: rows of the same widths on the same device, sharing no bytes with ``rows``.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[RowSet],
+        counters: torch.Tensor,
+        sources: Sequence[RowSet] | None = None,
+    ) -> None:
+        self._table = build_table(rows, sources)
+        self._counters = counters
+        self._device = rows[0].tensor.device
+        self._warp_size, self._wait, self._processors = _target(self._device)
+        self._scratch: dict[int, torch.Tensor] = {}
+        self._reserved = 0
+
+    def move(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+        """``row[tgt] = row[src]`` in every buffer, all sources read first.
+
+        Args:
+            tgt_loc: n int32 or int64 locs on the rows' device; -1 skips a pair.
+            src_loc: as many locs.
+        """
+        pairs = tgt_loc.numel()
+        variant = plan.copy_variant(pairs) if self._table.copy else plan.move_variant(pairs)
+        src, tgt = _Locs.of(src_loc), _Locs.of(tgt_loc)
+        locs = (src.tensor, tgt.tensor, self._counters, pairs)
+        shapes = (*src[1:], *tgt[1:])
+        if variant.kernel == "move_staged":
+            programs = plan.staged_programs(pairs, self._table.blocks, self._processors)
+            scratch = self._scratch_of(programs * pairs * plan.STAGED_BYTES, pairs)
+            tiles = self._table.blocks * variant.split
+            self._launch(variant, (programs,), scratch, *locs, tiles, *shapes)
+        else:
+            grid = (self._table.blocks * variant.split, triton.cdiv(pairs, variant.rows))
+            self._launch(variant, grid, *locs, *shapes, COPY=self._table.copy)
+
+    def move_accepted(
+        self, out_cache_loc: torch.Tensor, accept_index: torch.Tensor, accept_len: torch.Tensor
+    ) -> None:
+        """Move every request's accepted entries to the front of its window.
+
+        Args:
+            out_cache_loc: ``[bs, D]`` int32 or int64 locs that the verify step wrote.
+            accept_index: ``[bs, S]`` int32 or int64, flat into ``[bs * D]``; -1 skips.
+            accept_len: ``[bs]`` int32 or int64, entries of each row that count.
+        """
+        (bs, window), entries = out_cache_loc.shape, accept_index.shape[1]
+        variant = plan.accept_variant(entries, bs)
+        for tensor in (out_cache_loc, accept_index, accept_len):
+            _check_reach(tensor)
+        width = plan.padded(entries)
+        grid = (self._table.blocks * variant.split, triton.cdiv(bs, variant.rows // width))
+        self._launch(
+            variant,
+            grid,
+            out_cache_loc,
+            accept_index,
+            accept_len,
+            self._counters,
+            bs,
+            window,
+            entries,
+            width.bit_length() - 1,
+            *out_cache_loc.stride(),
+            *accept_index.stride(),
+            *accept_len.stride(),
+        )
+
+    def reserve(self, max_pairs: int) -> None:
+        """Allocate scratch for moves of up to ``max_pairs`` pairs and compile what they launch."""
+        self._reserved = max(self._reserved, max_pairs)
+        if max_pairs > plan.MAX_PAIRS:
+            # one buffer for graphs, which may replay on any stream, one for the current stream
+            for stream in (_CAPTURE, self._stream()):
+                self._scratch[stream] = self._allocate(self._scratch_bytes())
+        if move_is_interpreted():
+            return
+        for dtype in (torch.int32, torch.int64):
+            nothing = torch.full((1, 1), -1, dtype=dtype, device=self._device)
+            index = nothing.to(torch.int32)
+            length = torch.zeros(1, dtype=torch.int32, device=self._device)
+            for variant in plan.variants(max_pairs):
+                if variant.kernel == "move_accepted":
+                    entries = index.expand(1, variant.rows)
+                    self.move_accepted(nothing, entries, length)
+                else:
+                    pairs = max_pairs if variant.kernel == "move_staged" else variant.rows
+                    self.move(nothing.expand(1, pairs), nothing.expand(1, pairs))
+
+    def _scratch_bytes(self) -> int:
+        return plan.scratch_bytes(self._reserved, self._table.blocks, self._processors)
+
+    def _scratch_of(self, size: int, pairs: int) -> torch.Tensor:
+        capturing = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        stream = _CAPTURE if capturing else self._stream()
+        scratch = self._scratch.get(stream)
+        if scratch is None or scratch.numel() < size:
+            if capturing:
+                raise RuntimeError(
+                    f"a move of {pairs} pairs is captured into a graph, but {self._reserved} are "
+                    f"reserved; call reserve({pairs}) before the capture"
+                )
+            scratch = self._scratch[stream] = self._allocate(max(size, self._scratch_bytes()))
+        return scratch
+
+    def _allocate(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.int8, device=self._device)
+
+    def _stream(self) -> int:
+        if self._device.type != "cuda":
+            return 0
+        return int(torch.cuda.current_stream(self._device).cuda_stream)
+
+    def _launch(
+        self, variant: plan.Variant, grid: tuple[int, ...], *args: Any, **constants: bool
+    ) -> None:
+        kernel = getattr(move, variant.kernel)
+        with _on_device(self._device):
+            kernel[grid](
+                self._table.words,
+                *args,
+                R=variant.rows,
+                SPLIT=variant.split,
+                CLASSES=self._table.classes,
+                PAGED=self._table.paged,
+                MAPPED=self._table.mapped,
+                WAIT=self._wait,
+                num_warps=variant.num_warps(self._warp_size),
+                **constants,
+            )
+
+
+_CAPTURE = -1
+
+
+def move_is_interpreted() -> bool:
+    """Whether the kernels run in Triton's interpreter, on CPU tensors."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def _target(device: torch.device) -> tuple[int, bool, int]:
+    """Warp size, whether loads must be waited for before a barrier, processors."""
+    if move_is_interpreted():
+        return 32, False, _INTERPRETED_PROCESSORS
+    if device.type != "cuda":
+        raise ValueError(
+            f"the triton backend serves CUDA and HIP devices, got {device}; CPU tensors only "
+            "under TRITON_INTERPRET=1"
+        )
+    with _on_device(device):
+        target = triton.runtime.driver.active.get_current_target()
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return target.warp_size, target.backend == "hip", processors
+
+
+def _on_device(device: torch.device) -> AbstractContextManager[Any]:
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+def _check_reach(tensor: torch.Tensor) -> None:
+    """Kernels index locs in 32 bits."""
+    reach = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    if max(reach, tensor.numel()) >= 2**31:
+        raise ValueError(
+            f"a loc tensor reaches {reach} elements from its first; at most 2^31 - 1 are supported"
+        )

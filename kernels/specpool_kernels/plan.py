@@ -1,0 +1,93 @@
+"""How a call is launched: which kernel, how many pairs a program takes, how a block is split.
+
+Nothing here depends on a call's exact counts beyond a few power-of-two buckets, so the variants
+that can ever be launched for a table are few, and ``variants`` lists them all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MAX_PAIRS = 4096
+"""Pairs of a move that fit registers; more go through scratch."""
+STAGED_BYTES = 128
+"""Bytes a pair takes in scratch, per program."""
+MAX_SCRATCH = 64 << 20
+"""Bytes of scratch at most, unless one program alone needs more."""
+_GRID_Y = 65_535
+# pairs a program takes: (programs a block, threads); 128 B of payload a thread
+_BUCKETS = {16: (1, 128), 64: (2, 256), 256: (8, 256), 1024: (32, 256), 4096: (32, 1024)}
+_STAGED = (64, 8, 128)
+
+
+class Variant(NamedTuple):
+    """The size constants of one compiled form of a kernel.
+
+    Attributes:
+        kernel: ``"move_rows"``, ``"move_accepted"`` or ``"move_staged"``.
+        rows: pairs a program takes at once.
+        split: programs a block.
+        threads: threads a program.
+    """
+
+    kernel: str
+    rows: int
+    split: int
+    threads: int
+
+    def num_warps(self, warp_size: int) -> int:
+        """Warps a program; a thread has the same payload on every device."""
+        return max(1, self.threads // warp_size)
+
+
+def move_variant(pairs: int) -> Variant:
+    """The form that moves ``pairs`` pairs: a bucket of registers, or scratch."""
+    for rows, (split, threads) in _BUCKETS.items():
+        if pairs <= rows:
+            return Variant("move_rows", rows, split, threads)
+    return Variant("move_staged", *_STAGED)
+
+
+def copy_variant(pairs: int) -> Variant:
+    """The form that copies ``pairs`` pairs between pools; any split of them is right."""
+    for rows, (split, threads) in _BUCKETS.items():
+        if pairs <= rows * _GRID_Y:
+            return Variant("move_rows", rows, split, threads)
+    raise ValueError(f"a copy takes at most {MAX_PAIRS * _GRID_Y} pairs, got {pairs}")
+
+
+def accept_variant(entries: int, requests: int) -> Variant:
+    """The form that moves windows of ``entries`` accepted entries, each in one program."""
+    for rows, (split, threads) in _BUCKETS.items():
+        if entries <= rows and requests <= rows // padded(entries) * _GRID_Y:
+            return Variant("move_accepted", rows, split, threads)
+    raise ValueError(
+        f"accept_index may have at most {MAX_PAIRS} entries a request and {_GRID_Y} programs of "
+        f"requests, got [{requests}, {entries}]"
+    )
+
+
+def padded(entries: int) -> int:
+    """``entries`` rounded up to a power of two: how a program lays windows out."""
+    return 1 << max(0, entries - 1).bit_length()
+
+
+def staged_programs(pairs: int, blocks: int, processors: int) -> int:
+    """Programs of the form through scratch: fewer when pairs are many."""
+    fit = MAX_SCRATCH // (pairs * STAGED_BYTES)
+    return max(1, min(fit, 2 * processors, blocks * _STAGED[1]))
+
+
+def scratch_bytes(max_pairs: int, blocks: int, processors: int) -> int:
+    """Scratch that no move of up to ``max_pairs`` pairs outgrows."""
+    one = max_pairs * STAGED_BYTES
+    return max(one, min(MAX_SCRATCH, one * min(2 * processors, blocks * _STAGED[1])))
+
+
+def variants(max_pairs: int) -> list[Variant]:
+    """Every form that calls of up to ``max_pairs`` pairs can launch on one pool's table."""
+    rows = [b for b in _BUCKETS if b < 2 * padded(max_pairs)] or list(_BUCKETS)[:1]
+    moves = [move_variant(r) for r in rows]
+    accepts = [accept_variant(r, 1) for r in rows]
+    staged = [move_variant(max_pairs)] if max_pairs > MAX_PAIRS else []
+    return moves + accepts + staged
