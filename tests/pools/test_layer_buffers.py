@@ -1,0 +1,170 @@
+"""Host copies of every pool: their form, restoring elsewhere, and checks before the first byte."""
+
+import copy as copying
+
+import pool_cases as cases
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specpool.pools import MiniMaxSparseKVPool
+
+
+@given(
+    kind=st.sampled_from(list(cases.POOLS)),
+    data=st.data(),
+    chunk=st.integers(1, 9),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+)
+def test_a_host_copy_restores_into_other_slots_and_nowhere_else(kind, data, chunk, dtype):
+    pool = cases.POOLS[kind]()
+    parts = [pool]
+    if isinstance(pool, MiniMaxSparseKVPool):
+        parts = [pool.main_pool, pool.index_kv_pool, pool.index_k_pool]
+    for part in parts:
+        part.cpu_offloading_chunk_size = chunk
+    cases.fill(pool)
+    slots = st.lists(st.integers(1, cases.SIZE - 5), max_size=15, unique=True)
+    old = data.draw(slots, label="old")
+    new = data.draw(
+        st.lists(st.integers(1, cases.SIZE - 5), min_size=len(old), max_size=len(old), unique=True),
+        label="new",
+    )
+    rows = [(to, cases.rows_at(pool, slot)) for to, slot in zip(new, old, strict=True)]
+    saved = pool.get_cpu_copy(torch.tensor(old, dtype=dtype))
+    cases.fill(pool, seed=1)
+    expected = cases.placed(pool, rows)
+    pool.load_cpu_copy(saved, torch.tensor(new, dtype=dtype))
+    assert cases.unchanged(pool, expected)
+
+
+def test_a_host_copy_is_no_view():
+    pool = cases.mha(dtype=torch.float16, layer_num=1)
+    saved = pool.get_cpu_copy(cases.loc(1, 2))
+    pool.k_buffer[0].fill_(3)
+    assert not saved[0][0][0].any()
+
+
+def test_the_form_of_each_host_copy():
+    indices = torch.arange(1, 11)
+    pool = cases.mha(dtype=torch.float8_e4m3fn, layer_num=2, v_head_dim=9)
+    pool.cpu_offloading_chunk_size = 4
+    saved = pool.get_cpu_copy(indices, mamba_indices=None, req_pool_index=None)
+    assert [len(chunks) for chunks in saved] == [3, 3]
+    assert [[tuple(t.shape) for t in chunk] for chunk in saved[0]] == [
+        [(4, 2, 6), (4, 2, 9)],
+        [(4, 2, 6), (4, 2, 9)],
+        [(2, 2, 6), (2, 2, 9)],
+    ]
+    assert saved[0][0][0].dtype == torch.uint8
+
+    keys = cases.k_only(dtype=torch.float16).get_cpu_copy(indices)
+    assert [[tuple(chunk.shape) for chunk in chunks] for chunks in keys] == [[(10, 1, 5)]] * 3
+
+    packed = cases.single().get_cpu_copy(indices)
+    assert [[(c.dtype, tuple(c.shape)) for c in chunks] for chunks in packed] == [
+        [(torch.uint8, (10, 584))]
+    ] * 2
+
+    composite = cases.minimax(disable_value_sparse_layer_ids=None).get_cpu_copy(indices)
+    assert list(composite) == ["main", "index_kv", "index_k"]
+    assert (len(composite["main"]), len(composite["index_kv"])) == (6, 4)
+    assert composite["index_k"] is None
+    assert cases.k_only(dtype=torch.float16).get_cpu_copy(indices[:0]) == [[], [], []]
+
+
+@pytest.fixture(params=cases.POOLS, ids=str)
+def pool(request):
+    made = cases.POOLS[request.param]()
+    cases.fill(made)
+    return made
+
+
+def layers_of(saved):
+    """The [layer][chunk] lists in a copy, the last sub-pool's first."""
+    if isinstance(saved, dict):
+        return next(copy for copy in reversed(saved.values()) if copy is not None)
+    return saved
+
+
+def break_layers(saved):
+    layers_of(saved).pop()
+
+
+def break_rows(saved):
+    layers_of(saved)[-1].pop()
+
+
+def break_last(change):
+    def apply(saved):
+        chunks = layers_of(saved)[-1]
+        chunk = chunks[-1]
+        if isinstance(chunk, list):
+            chunk[-1] = change(chunk[-1])
+        else:
+            chunks[-1] = change(chunk)
+
+    return apply
+
+
+FAULTS = {
+    "layers": (break_layers, "layers, the pool"),
+    "rows": (break_rows, "rows for 5 indices"),
+    "dtype": (break_last(lambda t: t.to(torch.int16)), "needs|must be"),
+    "width": (break_last(lambda t: t[..., 1:]), "needs|must be uint8"),
+    "a row": (break_last(lambda t: t[1:]), "needs|rows for 5 indices"),
+    "nothing": (break_last(lambda t: None), "needs|must be|got None"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_host_copy_is_refused_before_the_first_byte(pool, fault):
+    saved = copying.deepcopy(pool.get_cpu_copy(cases.loc(1, 2, 3, 4, 5)))
+    damage, message = FAULTS[fault]
+    damage(saved)
+    before = cases.snapshot(pool)
+    with pytest.raises(ValueError, match=message):
+        pool.load_cpu_copy(saved, cases.loc(11, 12, 13, 14, 15))
+    assert cases.unchanged(pool, before)
+
+
+@pytest.mark.parametrize(
+    ("indices", "error", "message"),
+    [
+        (cases.loc(1, 2, 3, 4, 99), IndexError, "indices holds 99, outside"),
+        (cases.loc(1, 2, 3, 4, -1), IndexError, "indices holds -1, outside"),
+        (cases.loc(1, 2, 3, 4, 1), ValueError, "indices name a slot twice"),
+        (cases.loc(1, 2, 3, 4), ValueError, "rows for 4 indices"),
+        (torch.ones(5), TypeError, "int32 or int64"),
+        ([1, 2, 3, 4, 5], TypeError, "got list"),
+    ],
+)
+def test_bad_indices_are_refused_before_the_first_byte(pool, indices, error, message):
+    saved = pool.get_cpu_copy(cases.loc(1, 2, 3, 4, 5))
+    before = cases.snapshot(pool)
+    with pytest.raises(error, match=message):
+        pool.load_cpu_copy(saved, indices)
+    if error is not ValueError:
+        with pytest.raises(error, match=message):
+            pool.get_cpu_copy(indices)
+    assert cases.unchanged(pool, before)
+
+
+def test_keys_and_values_must_come_in_pairs():
+    pool = cases.mha(dtype=torch.float16, layer_num=1)
+    saved = pool.get_cpu_copy(cases.loc(1))
+    saved[0][0].pop()
+    with pytest.raises(ValueError, match="layer 0, chunk 0 of the host copy has 1 tensors"):
+        pool.load_cpu_copy(saved, cases.loc(1))
+
+
+def test_a_composite_copy_must_have_just_the_sub_pools_there_are():
+    pool = cases.minimax()
+    cases.fill(pool)
+    saved = pool.get_cpu_copy(cases.loc(1, 2))
+    before = cases.snapshot(pool)
+    for broken in (saved | {"index_k": None}, {"main": saved["main"]}, saved | {"more": [[]]}):
+        with pytest.raises(ValueError, match="this pool's sub-pools are"):
+            pool.load_cpu_copy(broken, cases.loc(3, 4))
+    assert cases.unchanged(pool, before)
