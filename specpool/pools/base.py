@@ -248,10 +248,17 @@ class KVCache(abc.ABC):
             RuntimeError: buffers changed after the mover was captured into a graph.
         """
         tensors = self._tensors()
+        if self._mover is not None and self._same_memory(tensors):
+            return self._mover
+        mover: RowMover = self._built_mover(tensors)
+        return mover
+
+    @torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
+        reason="ask for pool.mover once before compiling its moves"
+    )
+    def _built_mover(self, tensors: list[torch.Tensor]) -> RowMover:
         if self._mover is None:
             self._mover = RowMover(self.rows())
-        elif self._same_memory(tensors):
-            return self._mover
         else:
             self._mover.replace_rows(self.rows())
         self._known = tensors

@@ -123,6 +123,23 @@ def test_memory_given_to_the_same_tensor_is_noticed():
     assert torch.equal(other[3], other[4])
 
 
+def test_compiled_moves_are_one_graph_and_notice_a_replaced_buffer():
+    pool = cases.minimax()
+    cases.fill(pool)
+    assert pool.mover.launches == 0
+    whole = torch.compile(pool.move_kv_cache, backend="eager", fullgraph=True)
+    expected = cases.moved(pool, [3, 4], [4, 5])
+    whole(cases.loc(3, 4), cases.loc(4, 5))
+    assert cases.unchanged(pool, expected)
+    pool.main_pool.k_buffer[0] = pool.main_pool.k_buffer[0].clone()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"ask for pool\.mover once before"):
+        whole(cases.loc(3, 4), cases.loc(4, 5))
+    expected = cases.moved(pool, [3, 4], [4, 5])
+    torch.compile(pool.move_kv_cache, backend="eager")(cases.loc(3, 4), cases.loc(4, 5))
+    assert cases.unchanged(pool, expected)
+    assert pool.mover.launches == 2
+
+
 def test_a_freed_buffer_is_refused():
     pool = cases.mha(dtype=torch.float16, layer_num=2, v_head_dim=9)
     pool.v_buffer[1].untyped_storage().resize_(0)
