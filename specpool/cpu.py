@@ -7,7 +7,7 @@ call allocates is one buffer's moved rows at a time. No Triton, no copy of the p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +33,12 @@ class CpuMove:
     ) -> None:
         self._check = PairCheck(rows, sources)
         self._counters = counters.numpy()
-        groups: dict[object, tuple[list[tuple[_View, _View]], set[int]]] = {}
+        self._groups: dict[object, _Group] = {}
         for row, source in zip(rows, sources or rows, strict=True):
-            views, tensors = groups.setdefault(bounds_key(row, source), ([], set()))
+            group = self._groups.setdefault(bounds_key(row, source), _Group({}, set()))
+            views = group.views.setdefault((_view_page(row), _view_page(source)), [])
             views.append((_row_elements(row), _row_elements(source)))
-            tensors.add(row.tensor.data_ptr())
-        self._groups = [(key, views, len(t)) for key, (views, t) in groups.items()]
+            group.tensors.add(row.tensor.data_ptr())
 
     def move(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         """``row[tgt] = row[src]`` in every buffer, all sources of a buffer read first.
@@ -59,31 +59,35 @@ class CpuMove:
         """Nothing to prepare."""
 
     def _run(self, placed: dict[object, Placed]) -> None:
-        for key, views, buffers in self._groups:
+        for key, group in self._groups.items():
             tgt, src = placed[key]
             if not tgt.size:
                 continue
-            self._counters[1] += tgt.size * buffers
-            to, at = _Places(tgt), _Places(src)
-            for rows, sources in views:
-                rows[to.within(rows)] = sources[at.within(sources)]
+            self._counters[1] += tgt.size * len(group.tensors)
+            for (page, source_page), views in group.views.items():
+                to, at = _place(tgt, page), _place(src, source_page)
+                for rows, sources in views:
+                    rows[to] = sources[at]
 
 
-class _Places:
-    """Where slots lie in views of one or two dimensions; a page size is divided by once."""
+class _Group(NamedTuple):
+    """Rows with the same live pairs: views by the page sizes of both sides, and their tensors."""
 
-    def __init__(self, slots: Locs) -> None:
-        self._slots = slots
-        self._pages: dict[int, tuple[Locs, Locs]] = {}
+    views: dict[tuple[int, int], list[tuple[_View, _View]]]
+    tensors: set[int]
 
-    def within(self, view: _View) -> Locs | tuple[Locs, Locs]:
-        if view.ndim == 1:
-            return self._slots
-        page_size = view.shape[1]
-        if page_size not in self._pages:
-            page = self._slots // page_size
-            self._pages[page_size] = page, self._slots - page * page_size
-        return self._pages[page_size]
+
+def _view_page(rows: Rows) -> int:
+    """Slots a page of the rows' view; pages without gaps are one flat run."""
+    return rows.page_size if rows.page_gap else 1
+
+
+def _place(slots: Locs, page_size: int) -> Locs | tuple[Locs, Locs]:
+    """Index of slots in a view of one dimension, or of pages and places in them."""
+    if page_size == 1:
+        return slots
+    page = slots // page_size
+    return page, slots - page * page_size
 
 
 def _row_elements(rows: Rows) -> _View:

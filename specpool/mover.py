@@ -248,6 +248,9 @@ class RowMover:
 
     def detach(self, name: str) -> None:
         """Stop moving the tensor attached as ``name``; KeyError if there is none."""
+        if name not in self._attached:
+            attached = ", ".join(self._attached) or "none"
+            raise KeyError(f"no tensor is attached as {name!r}; attached: {attached}")
         self._build(self._own, {n: r for n, r in self._attached.items() if n != name})
 
     def replace_rows(self, rows: Sequence[Rows]) -> None:
@@ -315,7 +318,9 @@ class RowMover:
         self._own, self._attached, self._rows = own, attached, rows
         self._name, self._moves, self._counters, self._judge = name, moves, counters, judge
         self._tensors = list({id(r.tensor): r.tensor for r in rows}.values())
-        self._addresses = [t.data_ptr() for t in self._tensors]
+        mappings = {id(r.mapping): r.mapping for r in rows if r.mapping is not None}
+        self._watched = [*self._tensors, *mappings.values()]
+        self._addresses = [t.data_ptr() for t in self._watched]
         self._copies: weakref.WeakKeyDictionary[RowMover, tuple[Any, ...]] = (
             weakref.WeakKeyDictionary()
         )
@@ -331,8 +336,8 @@ class RowMover:
         return PairCheck(rows, sources) if wanted else None
 
     def _ready(self) -> Backend:
-        """The backend, when no tensor's memory has changed under it."""
-        if list(map(torch.Tensor.data_ptr, self._tensors)) != self._addresses:
+        """The backend; built anew when memory of a tensor or a mapping was replaced."""
+        if list(map(torch.Tensor.data_ptr, self._watched)) != self._addresses:
             for row in self._rows:
                 row.check_memory()
             self._build(self._own, self._attached)

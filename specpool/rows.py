@@ -56,6 +56,8 @@ class Rows:
     def __post_init__(self) -> None:
         if not self.page_stride:
             object.__setattr__(self, "page_stride", self.page_size * self.token_stride)
+        if self.page_size == 1:  # a page is a token: one stride says it all
+            object.__setattr__(self, "token_stride", self.page_stride)
         if min(self.width, self.slots, self.page_size) < 1 or self.offset < 0:
             raise ValueError(
                 f"{self.name}: width {self.width}, slots {self.slots} and page_size "
@@ -83,7 +85,6 @@ class Rows:
                 f"{self.name}: the rows end {self.end - self.tensor.data_ptr()} bytes into a "
                 f"tensor of {_span(self.tensor)} bytes"
             )
-        self._check_mapping()
         self.check_memory()
 
     def _check_mapping(self) -> None:
@@ -99,6 +100,12 @@ class Rows:
             raise ValueError(
                 f"{self.name}: a mapping is a contiguous int64 [n] tensor on {self.tensor.device}, "
                 f"got {mapping.dtype} {list(mapping.shape)} on {mapping.device}"
+            )
+        held = mapping.untyped_storage().nbytes()
+        if (mapping.storage_offset() + mapping.numel()) * 8 > held:
+            raise RuntimeError(
+                f"{self.name}: the mapping's memory was freed or shrunk to {held} bytes; build the "
+                "mover again over a mapping that holds its entries"
             )
 
     @property
@@ -137,11 +144,13 @@ class Rows:
         return self.slots if self.mapping is None else self.mapping.numel()
 
     def check_memory(self) -> None:
-        """Refuse rows whose tensor no longer holds them.
+        """Refuse rows whose tensor no longer holds them, or whose mapping no longer is one.
 
         Raises:
-            RuntimeError: the tensor's storage was freed or shrunk.
+            RuntimeError: the storage of the tensor or of the mapping was freed or shrunk.
+            ValueError: the mapping is not as described.
         """
+        self._check_mapping()
         held = self.tensor.untyped_storage().nbytes()
         if self.start + self.end - self.address > held:
             raise RuntimeError(

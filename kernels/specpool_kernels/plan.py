@@ -17,7 +17,7 @@ MAX_SCRATCH = 64 << 20
 _GRID_Y = 65_535
 # pairs a program takes: (programs a block, threads); 128 B of payload a thread
 _BUCKETS = {16: (1, 128), 64: (2, 256), 256: (8, 256), 1024: (32, 256), 4096: (32, 1024)}
-_STAGED = (64, 8, 128)
+_STAGED = (64, 8, 256)
 
 
 class Variant(NamedTuple):
@@ -86,7 +86,8 @@ def scratch_bytes(max_pairs: int, blocks: int, processors: int) -> int:
 
 def variants(max_pairs: int) -> list[Variant]:
     """Every form that calls of up to ``max_pairs`` pairs can launch on one pool's table."""
-    rows = [b for b in _BUCKETS if b < 2 * padded(max_pairs)] or list(_BUCKETS)[:1]
+    largest = move_variant(min(max_pairs, MAX_PAIRS)).rows
+    rows = [bucket for bucket in _BUCKETS if bucket <= largest]
     moves = [move_variant(r) for r in rows]
     accepts = [accept_variant(r, 1) for r in rows]
     staged = [move_variant(max_pairs)] if max_pairs > MAX_PAIRS else []

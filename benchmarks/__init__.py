@@ -1,0 +1,1 @@
+"""Benchmarks, one file a question. Each prints a table and writes JSON with the command it was."""
