@@ -103,7 +103,6 @@ class KVCache(abc.ABC):
         self.layer_transfer_counter: LayerTransferCounter | None = None
         self._mover: RowMover | None = None
         self._known: list[torch.Tensor] = []
-        self._addresses: list[int] = []
 
     def _set_layers(
         self,
@@ -145,7 +144,8 @@ class KVCache(abc.ABC):
         """The rows of every buffer, as they are now.
 
         Raises:
-            ValueError: a buffer was freed, or replaced by one of another shape or dtype.
+            ValueError: a buffer was replaced by one of another shape or dtype.
+            RuntimeError: the memory of a buffer was freed.
         """
 
     @abc.abstractmethod
@@ -240,15 +240,20 @@ class KVCache(abc.ABC):
     def mover(self) -> RowMover:
         """The mover over all rows of this pool, built when first asked for.
 
-        Buffers that were replaced or reallocated since are noticed here, and the mover is given
-        their rows; attachments, reserved scratch and counters stay.
+        Buffers that were replaced since are noticed here, and the mover is given their rows;
+        attachments, reserved scratch and counters stay.
 
         Raises:
             ValueError: as ``rows``.
-            RuntimeError: buffers changed after the mover was captured into a graph.
+            RuntimeError: as ``rows``; or buffers changed after moves were captured into a graph.
         """
         tensors = self._tensors()
-        if self._mover is not None and self._same_memory(tensors):
+        # Tensors that were given other memory (set_, resize_) are the mover's to notice.
+        if (
+            self._mover is not None
+            and len(tensors) == len(self._known)
+            and all(map(operator.is_, tensors, self._known))
+        ):
             return self._mover
         mover: RowMover = self._built_mover(tensors)
         return mover
@@ -262,18 +267,7 @@ class KVCache(abc.ABC):
         else:
             self._mover.replace_rows(self.rows())
         self._known = tensors
-        self._addresses = [tensor.data_ptr() for tensor in tensors]
         return self._mover
-
-    def _same_memory(self, tensors: list[torch.Tensor]) -> bool:
-        if len(tensors) != len(self._known) or not all(map(operator.is_, tensors, self._known)):
-            return False
-        # The same tensor may have been given other memory (set_, resize_). While compiling,
-        # addresses do not exist.
-        return (
-            torch.compiler.is_compiling()
-            or list(map(torch.Tensor.data_ptr, tensors)) == self._addresses
-        )
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         """``buffer[tgt] = buffer[src]`` for every buffer of every layer, in one launch.

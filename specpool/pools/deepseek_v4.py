@@ -281,7 +281,7 @@ class DeepSeekV4SingleKVPool(LayerBufferPool):
                 f"{list(values.shape)}"
             )
         check_device(name, values, self._device)
-        return values.detach()
+        return values
 
     def _write_pack(self, index: int, slots: torch.Tensor, pack: NopeFp8RopeBf16Pack) -> None:
         at = self._at(slots)

@@ -51,9 +51,8 @@ class HiSparseC4DevicePool(DeepSeekV4SingleKVPool):
         """As the parent's, behind the mapping; see ``KVCache.rows``.
 
         Raises:
-            RuntimeError: no mapping is registered.
+            RuntimeError: also where no mapping is registered.
         """
-        self._check_alive("the mapping", self._mapping())
         return self._rows_of(
             "kv_buffer",
             self.kv_buffer,

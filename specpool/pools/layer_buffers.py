@@ -60,7 +60,6 @@ class LayerBufferPool(KVCache):
                     f"{label} is {tensor.dtype} {list(tensor.shape)} now; replace a buffer only by "
                     f"{self.store_dtype} {list(shape)}"
                 )
-            self._check_alive(label, tensor)
             rows += rows_from(tensor, layout, name=label, **geometry)
         if len(buffers) != self.layer_num:
             raise ValueError(
@@ -68,11 +67,6 @@ class LayerBufferPool(KVCache):
                 "layers"
             )
         return rows
-
-    @staticmethod
-    def _check_alive(label: str, tensor: torch.Tensor) -> None:
-        if not tensor.untyped_storage().nbytes():
-            raise ValueError(f"{label} was freed; give the pool another before it moves")
 
     # Stores
 

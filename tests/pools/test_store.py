@@ -129,6 +129,7 @@ def test_gradients_do_not_reach_the_pool():
     k, v = (x.requires_grad_() for x in values())
     pool.set_kv_buffer(cases.layer(4), cases.loc(1, 2, 3), k, v)
     assert not pool.k_buffer[0].requires_grad
+    pool_of(torch.float16).set_kv_buffer(cases.layer(4), cases.loc(1, 2, 3), k, v, 2.0, 2.0)
 
 
 def test_nothing_to_store_is_fine():
@@ -170,6 +171,7 @@ META = torch.device("meta")
         ({"v_scale": float("nan")}, ValueError, "scale of cache_v must be positive and finite"),
         ({"v_scale": torch.ones(2)}, ValueError, r"one floating value, got torch.float32 \[2\]"),
         ({"v_scale": torch.ones(1, device=META)}, ValueError, "scale of cache_v is on meta"),
+        ({"k_scale": True}, TypeError, "must be a number or a tensor, got bool"),
         ({"v_scale": "1"}, TypeError, "scale of cache_v must be a number or a tensor, got str"),
         ({"dcp_kv_mask": torch.ones(3)}, NotImplementedError, "cannot serve dcp_kv_mask"),
     ],
