@@ -1,4 +1,7 @@
-"""Keys without values: the index cache of sparse layers whose index attention reads no V."""
+"""Keys without values: the index cache of sparse layers whose index attention reads no V.
+
+Its setter and its getter take the same layer ids.
+"""
 
 from __future__ import annotations
 

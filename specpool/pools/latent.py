@@ -1,4 +1,7 @@
-"""The v4 encoding of DeepSeek-V4's latent: 448 fp8 values, 64 bf16 rotary values, 7 scales."""
+"""The v4 encoding of DeepSeek-V4's latent: 448 fp8 values, 64 bf16 rotary values, 7 scales.
+
+Scales are powers of two and kept as exponents (ue8m0), so reading back is exact.
+"""
 
 from __future__ import annotations
 

@@ -231,4 +231,7 @@ def _check_part(where: str, part: Any, view: torch.Tensor, indexed: int, first: 
         or tuple(part.shape[1:]) != wanted
     ):
         got = f"{part.dtype} {list(part.shape)}" if isinstance(part, torch.Tensor) else repr(part)
-        raise ValueError(f"{where} needs {view.dtype} [n, {str(list(wanted))[1:]}, got {got}")
+        raise ValueError(
+            f"{where} needs {view.dtype} [n, {', '.join(map(str, wanted))}] (n as in its first "
+            f"tensor), got {got}"
+        )

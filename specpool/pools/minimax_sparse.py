@@ -371,9 +371,15 @@ class MiniMaxSparseKVPool(KVCache):
         """Write a host copy into ``indices``; see ``LayerBufferPool.load_cpu_copy``.
 
         Raises:
+            TypeError: also where the copy is no dict.
             ValueError: also where a sub-pool's copy is missing, or there is one too many. Nothing
                 has been written then, in any sub-pool.
         """
+        if not isinstance(kv_cache_cpu, Mapping):
+            raise TypeError(
+                f"the host copy must be a dict of {', '.join(self._parts())}, as get_cpu_copy "
+                f"returns, got {type(kv_cache_cpu).__name__}"
+            )
         present = {part for part, pool in self._parts().items() if pool is not None}
         given = {part for part, copy in kv_cache_cpu.items() if copy is not None}
         if present != given:

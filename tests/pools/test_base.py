@@ -1,5 +1,6 @@
 """What every pool has in common: construction, layers, the mover, moves, the transfer counter."""
 
+import inspect
 import sys
 from types import SimpleNamespace
 
@@ -10,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpool.errors import UnsupportedAccess
-from specpool.pools import DeepSeekV4SingleKVPool, KVCache, MiniMaxSparseKVPool, base, store
+from specpool.pools import (
+    DeepSeekV4SingleKVPool,
+    HiSparseC4DevicePool,
+    KVCache,
+    MHATokenToKOnlyPool,
+    MHATokenToKVPool,
+    MiniMaxSparseKVPool,
+    base,
+    store,
+)
 
 
 @pytest.fixture(params=cases.POOLS, ids=str)
@@ -257,6 +267,30 @@ def test_bad_arguments_are_refused_by_name(change, error, message):
             }
             | change,
         )
+
+
+COMMON = "size page_size dtype"
+PLACE = "layer_num device enable_memory_saver"
+RANGE = "start_layer end_layer"
+KEYWORDS = {
+    MHATokenToKVPool: f"{COMMON} head_num head_dim {PLACE} v_head_dim swa_head_num swa_head_dim "
+    f"swa_v_head_dim {RANGE} enable_alt_stream enable_kv_cache_copy kv_cache_layout quant_method "
+    "post_capture_active allocation_label",
+    MHATokenToKOnlyPool: f"{COMMON} head_num head_dim {PLACE} {RANGE}",
+    MiniMaxSparseKVPool: f"{COMMON} head_num head_dim idx_head_dim dense_layer_ids "
+    "sparse_layer_ids device disable_value_sparse_layer_ids enable_memory_saver index_dtype "
+    f"{RANGE} main_pool_cls index_kv_pool_cls index_k_pool_cls enable_hisparse "
+    "host_to_device_ratio",
+    DeepSeekV4SingleKVPool: f"{COMMON} qk_nope_head_dim qk_rope_head_dim {PLACE} {RANGE} "
+    "kv_layout global_page_size",
+}
+KEYWORDS[HiSparseC4DevicePool] = KEYWORDS[DeepSeekV4SingleKVPool]
+
+
+@pytest.mark.parametrize("kind", KEYWORDS, ids=lambda kind: kind.__name__)
+def test_constructors_take_sglangs_arguments_in_their_order(kind):
+    names = KEYWORDS[kind].split()
+    assert list(inspect.signature(kind).parameters)[: len(names)] == names
 
 
 def test_layer_range_is_exclusive_and_defaults_to_all():

@@ -159,6 +159,12 @@ def test_keys_and_values_must_come_in_pairs():
         pool.load_cpu_copy(saved, cases.loc(1))
 
 
+def test_the_copy_of_another_kind_of_pool_is_refused():
+    flat = cases.mha(dtype=torch.bfloat16, layer_num=6)
+    with pytest.raises(TypeError, match="a dict of main, index_kv, index_k, .* got list"):
+        cases.minimax().load_cpu_copy(flat.get_cpu_copy(cases.loc(1)), cases.loc(1))
+
+
 def test_a_composite_copy_must_have_just_the_sub_pools_there_are():
     pool = cases.minimax()
     cases.fill(pool)
