@@ -309,7 +309,8 @@ class RowMover:
         if rows:
             device = rows[0].tensor.device
             name = self._backend_name or backend_for(device)[0]
-            counters = torch.zeros(2, dtype=torch.int64, device=device)
+            with torch.inference_mode(False):  # or they could not be counted on outside of it
+                counters = torch.zeros(2, dtype=torch.int64, device=device)
             previous = getattr(self, "_counters", None)
             if previous is not None and previous.device == device:
                 counters = previous

@@ -52,8 +52,10 @@ class Rows:
     page_stride: int = 0
     mapping: torch.Tensor | None = field(default=None, repr=False)
     name: str = "rows"
+    _strides: tuple[int, ...] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_strides", _strides(self.tensor))
         if not self.page_stride:
             object.__setattr__(self, "page_stride", self.page_size * self.token_stride)
         if self.page_size == 1:  # a page is a token: one stride says it all
@@ -94,12 +96,14 @@ class Rows:
         if (
             mapping.dtype != torch.int64
             or mapping.dim() != 1
+            or mapping.numel() == 0
             or not mapping.is_contiguous()
             or mapping.device != self.tensor.device
         ):
             raise ValueError(
-                f"{self.name}: a mapping is a contiguous int64 [n] tensor on {self.tensor.device}, "
-                f"got {mapping.dtype} {list(mapping.shape)} on {mapping.device}"
+                f"{self.name}: a mapping is a contiguous int64 [n] tensor with entries on "
+                f"{self.tensor.device}, got {mapping.dtype} {list(mapping.shape)} on "
+                f"{mapping.device}"
             )
         held = mapping.untyped_storage().nbytes()
         if (mapping.storage_offset() + mapping.numel()) * 8 > held:
@@ -147,7 +151,8 @@ class Rows:
         """Refuse rows whose tensor no longer holds them, or whose mapping no longer is one.
 
         Raises:
-            RuntimeError: the storage of the tensor or of the mapping was freed or shrunk.
+            RuntimeError: the storage of the tensor or of the mapping was freed or shrunk, or the
+                tensor was given other strides.
             ValueError: the mapping is not as described.
         """
         self._check_mapping()
@@ -156,6 +161,11 @@ class Rows:
             raise RuntimeError(
                 f"{self.name}: the tensor's memory was freed or shrunk to {held} bytes; build the "
                 "mover again over tensors that hold their rows"
+            )
+        if _strides(self.tensor) != self._strides:
+            raise RuntimeError(
+                f"{self.name}: the tensor now has strides {list(self.tensor.stride())}, which are "
+                "not those its rows were declared with; build the mover again over it"
             )
 
     def view(self) -> torch.Tensor:
@@ -377,6 +387,12 @@ def _dense(tensor: torch.Tensor, first: int) -> bool:
             return False
         expected *= size
     return True
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides of the dimensions that are stepped along."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tuple(stride for size, stride in sizes if size > 1)
 
 
 def _span(tensor: torch.Tensor) -> int:
