@@ -22,7 +22,7 @@ Pairs = list[tuple[int, int]]
 """(target, source) of every pair of a call that is not skipped by -1."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Buffer:
     """A tensor inside guard bytes, with the oracle's own idea of where its rows lie.
 
