@@ -161,7 +161,7 @@ def test_keys_and_values_must_come_in_pairs():
 
 def test_the_copy_of_another_kind_of_pool_is_refused():
     flat = cases.mha(dtype=torch.bfloat16, layer_num=6)
-    with pytest.raises(TypeError, match="a dict of main, index_kv, index_k, .* got list"):
+    with pytest.raises(TypeError, match=r"a dict of main, index_kv, index_k, .* got list"):
         cases.minimax().load_cpu_copy(flat.get_cpu_copy(cases.loc(1)), cases.loc(1))
 
 
