@@ -267,7 +267,7 @@ def _hnd(
     if not _dense(tensor, 3):
         raise ValueError(f"{name}: the last dimension must be dense in 'hnd'")
     item = tensor.element_size()
-    page, head, token, _ = (stride * item for stride in tensor.stride())
+    _, head, token, _ = (stride * item for stride in tensor.stride())
     return [
         Rows(
             tensor,
@@ -276,7 +276,7 @@ def _hnd(
             slots=pages * size,
             token_stride=token if size > 1 else dim * item,
             page_size=size,
-            page_stride=page if pages > 1 else 0,
+            page_stride=_page_stride(tensor, name) if pages > 1 else 0,
             mapping=mapping,
             name=f"{name}, head {h}",
         )
@@ -318,13 +318,21 @@ def _page_split(
                 slots=tensor.shape[0] * page_size,
                 token_stride=width,
                 page_size=page_size,
-                page_stride=tensor.stride(0) * item if tensor.shape[0] > 1 else page_bytes,
+                page_stride=_page_stride(tensor, name) if tensor.shape[0] > 1 else page_bytes,
                 mapping=mapping,
                 name=f"{name}, part {part}",
             )
         )
         offset += page_size * width
     return parts
+
+
+def _page_stride(tensor: torch.Tensor, name: str) -> int:
+    """Bytes from one of several pages to the next."""
+    stride = tensor.stride(0) * tensor.element_size()
+    if not stride:
+        raise ValueError(f"{name}: a page stride of 0 bytes: all pages would share their bytes")
+    return stride
 
 
 def check_disjoint(rows: Iterable[Rows]) -> None:
