@@ -10,8 +10,10 @@ import importlib.util
 import itertools
 import os
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -34,6 +36,13 @@ class Backend(Protocol):
 
     def reserve(self, max_pairs: int) -> None:
         """Allocate and compile whatever calls of up to ``max_pairs`` pairs need."""
+
+
+class _Service(NamedTuple):
+    """What serves a mover's calls: a backend, and validation by value where it is wanted."""
+
+    moves: Backend
+    judge: PairCheck | None
 
 
 def backend_for(device: torch.device | str) -> tuple[str, str]:
@@ -96,9 +105,8 @@ class RowMover:
         self._attached: dict[str, list[Rows]] = {}
         self._reserved = 0
         self._captured = False
-        self._moves: Backend | None = None
+        self._counters: torch.Tensor | None = None
         self.launches = 0
-        self._own: list[Rows] = []
         self._build(list(rows), {})
         self._handle = next(_HANDLES)
         _MOVERS[self._handle] = self
@@ -144,9 +152,9 @@ class RowMover:
         check_pairs(tgt_loc, src_loc, self._rows[0].tensor.device)
         if tgt_loc.numel() == 0:
             return
-        moves = self._ready()
-        if self._judge is not None and not _is_capturing(self._rows):
-            self._judge.pairs(tgt_loc, src_loc)
+        moves, judge = self._ready(tgt_loc.numel())
+        if judge is not None:
+            judge.pairs(tgt_loc, src_loc)
         moves.move(tgt_loc, src_loc)
         self.launches += 1
 
@@ -181,9 +189,9 @@ class RowMover:
         window = check_accept(out_cache_loc, accept_index, accept_len, device)
         if window.numel() == 0 or accept_index.numel() == 0:
             return
-        moves = self._ready()
-        if self._judge is not None and not _is_capturing(self._rows):
-            self._judge.accepted(window, accept_index, accept_len)
+        moves, judge = self._ready(accept_index.numel())
+        if judge is not None:
+            judge.accepted(window, accept_index, accept_len)
         moves.move_accepted(window, accept_index, accept_len)
         self.launches += 1
 
@@ -213,8 +221,8 @@ class RowMover:
             raise ValueError(f"copy_from copies on one device: {self.device}, not {other.device}")
         if tgt_loc.numel() == 0:
             return
-        self._ready()
-        other._ready()
+        self._ready(tgt_loc.numel())
+        other._ready(0)
         moves, judge = self._copies_from(other)
         if judge is not None and not _is_capturing(self._rows):
             judge.pairs(tgt_loc, src_loc)
@@ -270,8 +278,8 @@ class RowMover:
         if max_pairs < 1:
             raise ValueError(f"reserve needs at least 1 pair, got {max_pairs}")
         self._reserved = max(self._reserved, max_pairs)
-        if self._moves is not None:
-            self._moves.reserve(self._reserved)
+        if self._service is not None:
+            self._service.moves.reserve(self._reserved)
 
     def check(self) -> None:
         """Raise if slots were outside since the last check. Synchronises.
@@ -305,58 +313,63 @@ class RowMover:
                 "serves one"
             )
         check_disjoint(rows)
-        name, moves, counters, judge = None, None, None, None
+        service = None
         if rows:
             device = rows[0].tensor.device
-            name = self._backend_name or backend_for(device)[0]
-            with torch.inference_mode(False):  # or they could not be counted on outside of it
-                counters = torch.zeros(2, dtype=torch.int64, device=device)
-            previous = getattr(self, "_counters", None)
-            if previous is not None and previous.device == device:
-                counters = previous
-            moves = _backend(name, rows, counters)
-            judge = self._judge_for(name, rows)
-        self._own, self._attached, self._rows = own, attached, rows
-        self._name, self._moves, self._counters, self._judge = name, moves, counters, judge
+            self._name = self._backend_name or backend_for(device)[0]
+            if self._counters is None or self._counters.device != device:
+                with torch.inference_mode(False):  # or they could not be counted on outside of it
+                    self._counters = torch.zeros(2, dtype=torch.int64, device=device)
+            service = self._serve(rows)
+        self._own, self._attached, self._rows, self._service = own, attached, rows, service
         self._tensors = list({id(r.tensor): r.tensor for r in rows}.values())
         mappings = {id(r.mapping): r.mapping for r in rows if r.mapping is not None}
         self._watched = [*self._tensors, *mappings.values()]
         self._addresses = [t.data_ptr() for t in self._watched]
-        self._copies: weakref.WeakKeyDictionary[RowMover, tuple[Any, ...]] = (
+        self._copies: weakref.WeakKeyDictionary[RowMover, tuple[list[Rows], _Service]] = (
             weakref.WeakKeyDictionary()
         )
-        if moves is not None and self._reserved:
+
+    def _serve(self, rows: list[Rows], sources: list[Rows] | None = None) -> _Service:
+        """The backend for these rows, and the validation by value that it does not do itself."""
+        assert self._name is not None
+        assert self._counters is not None
+        moves = _backend(self._name, rows, self._counters, sources)
+        if self._reserved:
             moves.reserve(self._reserved)
-
-    def _judge_for(
-        self, name: str, rows: list[Rows], sources: list[Rows] | None = None
-    ) -> PairCheck | None:
-        """Validation by value: the cpu backend does its own, a GPU only when asked."""
         on_cpu = rows[0].tensor.device.type == "cpu"
-        wanted = name != "cpu" and (on_cpu or self._checks_values)
-        return PairCheck(rows, sources) if wanted else None
+        wanted = self._name != "cpu" and (on_cpu or self._checks_values)
+        return _Service(moves, PairCheck(rows, sources) if wanted else None)
 
-    def _ready(self) -> Backend:
-        """The backend; built anew when memory of a tensor or a mapping was replaced."""
+    def _ready(self, pairs: int) -> _Service:
+        """What serves a call of ``pairs`` pairs; built anew when memory was replaced."""
         if list(map(torch.Tensor.data_ptr, self._watched)) != self._addresses:
             for row in self._rows:
                 row.check_memory()
             self._build(self._own, self._attached)
-        if _is_capturing(self._rows):
-            self._captured = True
-        assert self._moves is not None
-        return self._moves
+        assert self._service is not None
+        if not _is_capturing(self._rows):
+            return self._service
+        if pairs > self._reserved:
+            raise RuntimeError(
+                f"a call of {pairs} pairs is captured into a graph, but {self._reserved} are "
+                f"reserved; call reserve({pairs}) before the capture"
+            )
+        self._captured = True
+        return _Service(self._service.moves, None)  # values cannot be read during a capture
 
-    def _copies_from(self, other: RowMover) -> tuple[Backend, PairCheck | None]:
+    def _copies_from(self, other: RowMover) -> _Service:
         known = self._copies.get(other)
         if known is None or known[0] is not other._rows:
+            if _is_capturing(self._rows):
+                raise RuntimeError(
+                    "copy_from is captured into a graph; copy once between these movers before "
+                    "the capture"
+                )
             check_disjoint([*self._rows, *other._rows])
-            assert self._name is not None
-            assert self._counters is not None
-            moves = _backend(self._name, self._rows, self._counters, other._rows)
-            known = (other._rows, moves, self._judge_for(self._name, self._rows, other._rows))
+            known = (other._rows, self._serve(self._rows, other._rows))
             self._copies[other] = known
-        return known[1], known[2]
+        return known[1]
 
 
 def _backend(
@@ -390,18 +403,32 @@ def _some(values: Iterable[int]) -> str:
 # torch.compile sees one opaque op instead of a launch; the mover travels as a number
 _HANDLES = itertools.count()
 _MOVERS: weakref.WeakValueDictionary[int, RowMover] = weakref.WeakValueDictionary()
-_library = torch.library.Library("specpool", "DEF")
-_library.define("move(Tensor(a!)[] buffers, int mover, Tensor tgt_loc, Tensor src_loc) -> ()")
-_library.define(
-    "move_accepted(Tensor(a!)[] buffers, int mover, Tensor out_cache_loc, Tensor accept_index, "
-    "Tensor accept_len) -> ()"
-)
+
+
+@contextmanager
+def _mover_over(buffers: list[torch.Tensor], handle: int) -> Iterator[RowMover]:
+    """The mover behind a handle, over the buffers that the compiled code gives.
+
+    A compiler that functionalises gives copies of the mover's tensors, and writes them back.
+    """
+    mover = _MOVERS[handle]
+    given = {id(own): buffer for own, buffer in zip(mover._tensors, buffers, strict=False)}
+    if all(own.data_ptr() == given[id(own)].data_ptr() for own in mover._tensors[: len(given)]):
+        yield mover
+        return
+    rows = [replace(r, tensor=given.get(id(r.tensor), r.tensor)) for r in mover.rows]
+    twin = RowMover(rows, mover.backend)
+    yield twin
+    mover.launches += twin.launches
+    if mover._counters is not None and twin._counters is not None:
+        mover._counters += twin._counters
 
 
 def _move_op(
     buffers: list[torch.Tensor], mover: int, tgt_loc: torch.Tensor, src_loc: torch.Tensor
 ) -> None:
-    _MOVERS[mover].move(tgt_loc, src_loc)
+    with _mover_over(buffers, mover) as moves:
+        moves.move(tgt_loc, src_loc)
 
 
 def _move_accepted_op(
@@ -411,10 +438,25 @@ def _move_accepted_op(
     accept_index: torch.Tensor,
     accept_len: torch.Tensor,
 ) -> None:
-    _MOVERS[mover].move_accepted(out_cache_loc, accept_index, accept_len)
+    with _mover_over(buffers, mover) as moves:
+        moves.move_accepted(out_cache_loc, accept_index, accept_len)
 
 
-_library.impl("move", _move_op, "CompositeExplicitAutograd")
-_library.impl("move_accepted", _move_accepted_op, "CompositeExplicitAutograd")
-for _op in ("specpool::move", "specpool::move_accepted"):
-    torch.library.register_fake(_op, lambda *args: None, lib=_library)
+def _register_ops() -> torch.library.Library:
+    """By hand: ``torch.library.custom_op`` would import the compiler, and Triton with it."""
+    library = torch.library.Library("specpool", "DEF")  # type: ignore[no-untyped-call]
+    head = "(Tensor(a!)[] buffers, int mover, Tensor "
+    for schema, run in (
+        (f"move{head}tgt_loc, Tensor src_loc) -> ()", _move_op),
+        (
+            f"move_accepted{head}out_cache_loc, Tensor accept_index, Tensor accept_len) -> ()",
+            _move_accepted_op,
+        ),
+    ):
+        name = library.define(schema)  # type: ignore[no-untyped-call]
+        library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"specpool::{name}", lambda *args: None, lib=library)
+    return library
+
+
+_OPS = _register_ops()

@@ -120,7 +120,7 @@ class Rows:
     @property
     def start(self) -> int:
         """Bytes from the start of the tensor's storage to the row of slot 0."""
-        return self.tensor.storage_offset() * self.tensor.element_size() + self.offset
+        return int(self.tensor.storage_offset()) * self.tensor.element_size() + self.offset
 
     @property
     def pages(self) -> int:

@@ -17,6 +17,8 @@ from specpool_kernels import move, plan
 from specpool_kernels.table import RowSet, build_table
 
 _INTERPRETED_PROCESSORS = 2
+_LOC_DTYPES = (torch.int32, torch.int64)
+_CAPTURE = -1  # whose scratch graphs use, on whatever stream they replay
 
 
 class _Locs(NamedTuple):
@@ -69,17 +71,7 @@ class TritonMove:
         """
         pairs = tgt_loc.numel()
         variant = plan.copy_variant(pairs) if self._table.copy else plan.move_variant(pairs)
-        src, tgt = _Locs.of(src_loc), _Locs.of(tgt_loc)
-        locs = (src.tensor, tgt.tensor, self._counters, pairs)
-        shapes = (*src[1:], *tgt[1:])
-        if variant.kernel == "move_staged":
-            programs = plan.staged_programs(pairs, self._table.blocks, self._processors)
-            scratch = self._scratch_of(programs * pairs * plan.STAGED_BYTES, pairs)
-            tiles = self._table.blocks * variant.split
-            self._launch(variant, (programs,), scratch, *locs, tiles, *shapes)
-        else:
-            grid = (self._table.blocks * variant.split, triton.cdiv(pairs, variant.rows))
-            self._launch(variant, grid, *locs, *shapes, COPY=self._table.copy)
+        self._move(variant, tgt_loc, src_loc)
 
     def move_accepted(
         self, out_cache_loc: torch.Tensor, accept_index: torch.Tensor, accept_len: torch.Tensor
@@ -91,8 +83,50 @@ class TritonMove:
             accept_index: ``[bs, S]`` int32 or int64, flat into ``[bs * D]``; -1 skips.
             accept_len: ``[bs]`` int32 or int64, entries of each row that count.
         """
-        (bs, window), entries = out_cache_loc.shape, accept_index.shape[1]
+        bs, entries = accept_index.shape
         variant = plan.accept_variant(entries, bs)
+        self._move_accepted(variant, out_cache_loc, accept_index, accept_len)
+
+    def reserve(self, max_pairs: int) -> None:
+        """Allocate scratch for moves of up to ``max_pairs`` pairs and compile what they launch."""
+        self._reserved = max(self._reserved, max_pairs)
+        variants = plan.variants(self._reserved, self._table.copy)
+        if any(v.kernel == "move_staged" for v in variants):
+            for stream in (_CAPTURE, self._stream()):
+                self._scratch[stream] = self._allocate(self._scratch_bytes())
+        if move_is_interpreted():
+            return
+        skipped = [torch.full((1, 1), -1, dtype=d, device=self._device) for d in _LOC_DTYPES]
+        nothing = torch.zeros(1, dtype=torch.int32, device=self._device)
+        for variant in variants:
+            for tgt in skipped:
+                if variant.kernel == "move_accepted":
+                    self._move_accepted(variant, tgt, skipped[0], nothing)
+                    continue
+                for src in skipped:
+                    self._move(variant, tgt, src)
+
+    def _move(self, variant: plan.Variant, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+        src, tgt, pairs = _Locs.of(src_loc), _Locs.of(tgt_loc), tgt_loc.numel()
+        locs = (src.tensor, tgt.tensor, self._counters, pairs)
+        shapes = (*src[1:], *tgt[1:])
+        if variant.kernel == "move_staged":
+            programs = plan.staged_programs(pairs, self._table.blocks, self._processors)
+            scratch = self._scratch_of(programs * pairs * plan.STAGED_BYTES)
+            tiles = self._table.blocks * variant.split
+            self._launch(variant, (programs,), scratch, *locs, tiles, *shapes)
+        else:
+            grid = (self._table.blocks * variant.split, triton.cdiv(pairs, variant.rows))
+            self._launch(variant, grid, *locs, *shapes, COPY=self._table.copy)
+
+    def _move_accepted(
+        self,
+        variant: plan.Variant,
+        out_cache_loc: torch.Tensor,
+        accept_index: torch.Tensor,
+        accept_len: torch.Tensor,
+    ) -> None:
+        (bs, window), entries = out_cache_loc.shape, accept_index.shape[1]
         for tensor in (out_cache_loc, accept_index, accept_len):
             _check_reach(tensor)
         width = plan.padded(entries)
@@ -113,42 +147,15 @@ class TritonMove:
             *accept_len.stride(),
         )
 
-    def reserve(self, max_pairs: int) -> None:
-        """Allocate scratch for moves of up to ``max_pairs`` pairs and compile what they launch."""
-        self._reserved = max(self._reserved, max_pairs)
-        if max_pairs > plan.MAX_PAIRS:
-            # one buffer for graphs, which may replay on any stream, one for the current stream
-            for stream in (_CAPTURE, self._stream()):
-                self._scratch[stream] = self._allocate(self._scratch_bytes())
-        if move_is_interpreted():
-            return
-        for dtype in (torch.int32, torch.int64):
-            nothing = torch.full((1, 1), -1, dtype=dtype, device=self._device)
-            index = nothing.to(torch.int32)
-            length = torch.zeros(1, dtype=torch.int32, device=self._device)
-            for variant in plan.variants(max_pairs):
-                if variant.kernel == "move_accepted":
-                    entries = index.expand(1, variant.rows)
-                    self.move_accepted(nothing, entries, length)
-                else:
-                    pairs = max_pairs if variant.kernel == "move_staged" else variant.rows
-                    self.move(nothing.expand(1, pairs), nothing.expand(1, pairs))
-
     def _scratch_bytes(self) -> int:
         return plan.scratch_bytes(self._reserved, self._table.blocks, self._processors)
 
-    def _scratch_of(self, size: int, pairs: int) -> torch.Tensor:
+    def _scratch_of(self, size: int) -> torch.Tensor:
         capturing = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         stream = _CAPTURE if capturing else self._stream()
-        scratch = self._scratch.get(stream)
-        if scratch is None or scratch.numel() < size:
-            if capturing:
-                raise RuntimeError(
-                    f"a move of {pairs} pairs is captured into a graph, but {self._reserved} are "
-                    f"reserved; call reserve({pairs}) before the capture"
-                )
-            scratch = self._scratch[stream] = self._allocate(max(size, self._scratch_bytes()))
-        return scratch
+        if stream not in self._scratch or self._scratch[stream].numel() < size:
+            self._scratch[stream] = self._allocate(max(size, self._scratch_bytes()))
+        return self._scratch[stream]
 
     def _allocate(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.int8, device=self._device)
@@ -175,9 +182,6 @@ class TritonMove:
                 num_warps=variant.num_warps(self._warp_size),
                 **constants,
             )
-
-
-_CAPTURE = -1
 
 
 def move_is_interpreted() -> bool:

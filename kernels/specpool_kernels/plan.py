@@ -84,8 +84,16 @@ def scratch_bytes(max_pairs: int, blocks: int, processors: int) -> int:
     return max(one, min(MAX_SCRATCH, one * min(2 * processors, blocks * _STAGED[1])))
 
 
-def variants(max_pairs: int) -> list[Variant]:
-    """Every form that calls of up to ``max_pairs`` pairs can launch on one pool's table."""
+def variants(max_pairs: int, copy: bool = False) -> list[Variant]:
+    """Every form that calls of up to ``max_pairs`` pairs can launch on one table.
+
+    Args:
+        max_pairs: pairs a call, at least 1.
+        copy: the table is one of copies between pools.
+    """
+    if copy:
+        counts = (min(max_pairs, bucket * _GRID_Y) for bucket in _BUCKETS)
+        return list(dict.fromkeys(copy_variant(count) for count in counts))
     largest = move_variant(min(max_pairs, MAX_PAIRS)).rows
     rows = [bucket for bucket in _BUCKETS if bucket <= largest]
     moves = [move_variant(r) for r in rows]

@@ -18,7 +18,8 @@ from tests.oracle import hnd, nhd, page_split
 )
 def on(request, monkeypatch) -> On:
     """The backends that can drop; the cpu backend always validates."""
-    monkeypatch.setattr(RowMover, "_judge_for", lambda *args: None)
+    serve = RowMover._serve
+    monkeypatch.setattr(RowMover, "_serve", lambda *args: serve(*args)._replace(judge=None))
     return On(*request.param)
 
 
