@@ -313,15 +313,16 @@ class RowMover:
                 "serves one"
             )
         check_disjoint(rows)
-        service = None
+        name, service = None, None
         if rows:
             device = rows[0].tensor.device
-            self._name = self._backend_name or backend_for(device)[0]
+            name = self._backend_name or backend_for(device)[0]
             if self._counters is None or self._counters.device != device:
                 with torch.inference_mode(False):  # or they could not be counted on outside of it
                     self._counters = torch.zeros(2, dtype=torch.int64, device=device)
-            service = self._serve(rows)
-        self._own, self._attached, self._rows, self._service = own, attached, rows, service
+            service = self._serve(name, rows)
+        self._own, self._attached, self._rows = own, attached, rows
+        self._name, self._service = name, service
         self._tensors = list({id(r.tensor): r.tensor for r in rows}.values())
         mappings = {id(r.mapping): r.mapping for r in rows if r.mapping is not None}
         self._watched = [*self._tensors, *mappings.values()]
@@ -330,15 +331,14 @@ class RowMover:
             weakref.WeakKeyDictionary()
         )
 
-    def _serve(self, rows: list[Rows], sources: list[Rows] | None = None) -> _Service:
+    def _serve(self, name: str, rows: list[Rows], sources: list[Rows] | None = None) -> _Service:
         """The backend for these rows, and the validation by value that it does not do itself."""
-        assert self._name is not None
         assert self._counters is not None
-        moves = _backend(self._name, rows, self._counters, sources)
+        moves = _backend(name, rows, self._counters, sources)
         if self._reserved:
             moves.reserve(self._reserved)
         on_cpu = rows[0].tensor.device.type == "cpu"
-        wanted = self._name != "cpu" and (on_cpu or self._checks_values)
+        wanted = name != "cpu" and (on_cpu or self._checks_values)
         return _Service(moves, PairCheck(rows, sources) if wanted else None)
 
     def _ready(self, pairs: int) -> _Service:
@@ -367,7 +367,8 @@ class RowMover:
                     "the capture"
                 )
             check_disjoint([*self._rows, *other._rows])
-            known = (other._rows, self._serve(self._rows, other._rows))
+            assert self._name is not None
+            known = (other._rows, self._serve(self._name, self._rows, other._rows))
             self._copies[other] = known
         return known[1]
 

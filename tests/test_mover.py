@@ -97,6 +97,13 @@ def test_a_mover_without_rows_moves_and_launches_nothing():
     assert (mover.device, mover.backend, mover.rows) == (None, None, ())
 
 
+def test_a_mover_that_loses_its_rows():
+    mover = RowMover(rows_from(_tensor()))
+    mover.replace_rows([])
+    mover.move(TGT, SRC)
+    assert (mover.device, mover.backend, mover.launches) == (None, None, 0)
+
+
 def test_what_a_mover_says_of_itself():
     rows = rows_from(_tensor(), name="key")
     mover = RowMover(rows)
