@@ -125,6 +125,7 @@ def test_nan_and_infinity_spare_their_neighbours():
     assert got[0].isnan()
     assert (got[1:64] == 1).all()
     assert got[64] > 3e38
+    assert (got[65:128] == 0).all()  # too small beside it, but no NaN
     assert (got[128:] == 1).all()
 
 

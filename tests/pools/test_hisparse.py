@@ -139,6 +139,9 @@ def test_host_copies_refuse_locs_without_a_slot():
                 use()
     with pytest.raises(IndexError, match="outside"):
         pool.get_cpu_copy(cases.loc(40))
+    pool.full_to_hisparse_device_index_mapping[9] = pool.slots
+    with pytest.raises(IndexError, match=rf"mapping\[indices\] holds {pool.slots}, outside"):
+        pool.load_cpu_copy(copy, cases.loc(3, 9))
     pool.full_to_hisparse_device_index_mapping[8] = 24
     with pytest.raises(ValueError, match="indices name a slot twice"):
         pool.load_cpu_copy(copy, cases.loc(7, 8))  # both lead to slot 24
