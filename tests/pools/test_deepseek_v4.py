@@ -127,6 +127,10 @@ def test_nan_and_infinity_spare_their_neighbours():
     assert got[64] > 3e38
     assert (got[65:128] == 0).all()  # too small beside it, but no NaN
     assert (got[128:] == 1).all()
+    before = cases.snapshot(pool)
+    values[0, 64] = torch.finfo(torch.bfloat16).max
+    pool.set_key_buffer_fused(0, cases.loc(2), values)
+    assert cases.unchanged(pool, before)
 
 
 PACK = pack(2)
