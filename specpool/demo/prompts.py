@@ -1,12 +1,12 @@
 """The demo's questions and SmolLM2's chat template.
 
-Prompt lookup drafts what was already said, so it pays on the code question, whose answer repeats
-its question, and hardly on the story.
+Prompt lookup drafts what was already said: it pays where an answer repeats its question (code,
+copy, tense), and hardly where it does not (sky, story).
 """
 
 from __future__ import annotations
 
-_CODE = '''Write this Python code again, unchanged:
+_CODE = '''Add a function that returns the diagonal, and show the whole file:
 
 ```python
 def area(width, height):
@@ -19,12 +19,18 @@ def perimeter(width, height):
 ```
 '''
 
+_TEXT = (
+    "The lighthouse stood on the last rock of the coast. Every evening the keeper climbed its "
+    "stairs and lit the lamp. Every morning he climbed the stairs and put it out. In between he "
+    "wrote down the ships that passed."
+)
+
 PROMPTS = {
     "code": _CODE,
-    "facts": "Why is the sky blue?",
-    "list": "List the planets of the solar system in order, one on a line, each with one fact.",
+    "copy": f"Copy the text below and add one sentence at its end.\n\n{_TEXT}",
+    "tense": f"Rewrite this text in the present tense:\n\n{_TEXT}",
+    "sky": "Why is the sky blue?",
     "story": "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
-    "sums": "If 3 pencils cost 45 cents, what do 12 pencils cost? Explain step by step.",
 }
 
 

@@ -43,7 +43,7 @@ class Options:
 
     pool: str = "minimax"
     prompts: Mapping[str, str] | None = None
-    max_new: int = 64
+    max_new: int = 48
     tree: str = "lookup"
     nodes: int = 24
     device: str = "cpu"
@@ -133,7 +133,11 @@ class Demo:
             self.model, attention, FreeSlots(size), prompt, self.options.max_new, draft, show
         )
         seconds = time.perf_counter() - began
-        self.screen.write("\n")
+        stats = result.stats
+        self.screen.write(
+            f"\n[{stats.tokens} tokens in {stats.steps} forwards, "
+            f"{stats.relocating_steps} of which relocated]\n"
+        )
         return result, attention, seconds
 
     def _plain(self, prompt: list[int]) -> tuple[Greedy, float]:
