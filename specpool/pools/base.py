@@ -255,12 +255,8 @@ class KVCache(abc.ABC):
             and all(map(operator.is_, tensors, self._known))
         ):
             return self._mover
-        mover: RowMover = self._built_mover(tensors)
-        return mover
+        return self._built_mover(tensors)
 
-    @torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
-        reason="ask for pool.mover once before compiling its moves"
-    )
     def _built_mover(self, tensors: list[torch.Tensor]) -> RowMover:
         if self._mover is None:
             self._mover = RowMover(self.rows())
@@ -268,6 +264,12 @@ class KVCache(abc.ABC):
             self._mover.replace_rows(self.rows())
         self._known = tensors
         return self._mover
+
+    # What ``torch.compiler.disable`` would set, but that imports the compiler, and Triton with it.
+    _built_mover._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _built_mover._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+        "ask for pool.mover once before compiling its moves"
+    )
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         """``buffer[tgt] = buffer[src]`` for every buffer of every layer, in one launch.
