@@ -140,8 +140,9 @@ def test_bad_entries_raise_before_anything_moves(on):
     buffers = [nhd(8, device=on.device, name="full"), nhd(6, device=on.device, mapping=mapping)]
     mover = on.mover(*buffers)
     before = [b.bytes() for b in buffers]
-    with pytest.raises(IndexError, match="mapping of buffer holds slot 6"):
-        mover.move(on.loc([1, 2]), on.loc([3, 1]))
+    for tgt, src in (([1, 2], [3, 1]), ([1, 3], [2, 1])):
+        with pytest.raises(IndexError, match="mapping of buffer holds slot 6"):
+            mover.move(on.loc(tgt), on.loc(src))
     with pytest.raises(IndexError, match=r"slot 4; slots lie in \[0, 4\)"):
         mover.move(on.loc([1, 2]), on.loc([4, 1]))
     for buffer, expected in zip(buffers, before, strict=True):
