@@ -4,8 +4,9 @@ Build one of the pools, or wrap tensors of your own as rows (``rows_from``) and 
 ``RowMover``.
 """
 
+from specpool.backends import backend_for
 from specpool.errors import UnsupportedAccess
-from specpool.mover import RowMover, backend_for
+from specpool.mover import RowMover
 from specpool.pools import (
     DeepSeekV4SingleKVPool,
     HiSparseC4DevicePool,

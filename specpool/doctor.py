@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 import specpool
+from specpool.backends import backend_for
 from specpool.demo.parts import PARTS
-from specpool.mover import backend_for
 
 _PACKAGES = ("torch", "triton", "numpy")
 

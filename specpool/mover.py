@@ -6,36 +6,18 @@ it the call. Pools build one of these over their own rows; so may anyone over te
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
+from specpool.backends import Backend, backend_for, build_backend, known_backend
 from specpool.checks import PairCheck, check_accept, check_pairs
-from specpool.rows import Rows, check_disjoint, rows_from
-
-BACKENDS = ("cpu", "torch", "triton")
-
-
-class Backend(Protocol):
-    """What serves a mover's calls, for one list of rows (and one to copy from)."""
-
-    def move(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
-        """``row[tgt] = row[src]`` in every buffer, all sources read first."""
-
-    def move_accepted(
-        self, out_cache_loc: torch.Tensor, accept_index: torch.Tensor, accept_len: torch.Tensor
-    ) -> None:
-        """Every request's accepted entries to the front of its window."""
-
-    def reserve(self, max_pairs: int) -> None:
-        """Allocate and compile whatever calls of up to ``max_pairs`` pairs need."""
+from specpool.disjoint import check_disjoint
+from specpool.ops import register
+from specpool.rows import Rows, rows_from
 
 
 class _Service(NamedTuple):
@@ -43,33 +25,6 @@ class _Service(NamedTuple):
 
     moves: Backend
     judge: PairCheck | None
-
-
-def backend_for(device: torch.device | str) -> tuple[str, str]:
-    """The backend that serves a device by default, and why.
-
-    ``SPECPOOL_BACKEND`` overrides it.
-
-    Returns:
-        ``"cpu"``, ``"torch"`` or ``"triton"``, and the reason in words.
-    """
-    device = torch.device(device)
-    chosen = os.environ.get("SPECPOOL_BACKEND")
-    if chosen:
-        return _known(chosen), "SPECPOOL_BACKEND says so"
-    if device.type == "cpu":
-        return "cpu", "numpy views of the tensors' own memory"
-    if device.type == "cuda":
-        if importlib.util.find_spec("triton") is not None:
-            return "triton", "one Triton launch for all buffers"
-        return "torch", "Triton is not installed; pip install triton makes it one launch"
-    return "torch", f"Triton does not serve {device.type} devices"
-
-
-def _known(backend: str) -> str:
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown backend {backend!r}; backends are {', '.join(BACKENDS)}")
-    return backend
 
 
 class RowMover:
@@ -100,7 +55,7 @@ class RowMover:
     """
 
     def __init__(self, rows: Sequence[Rows], backend: str | None = None) -> None:
-        self._backend_name = None if backend is None else _known(backend)
+        self._backend_name = None if backend is None else known_backend(backend)
         self._checks_values = os.environ.get("SPECPOOL_CHECK") == "1"
         self._attached: dict[str, list[Rows]] = {}
         self._reserved = 0
@@ -108,8 +63,7 @@ class RowMover:
         self._counters: torch.Tensor | None = None
         self.launches = 0
         self._build(list(rows), {})
-        self._handle = next(_HANDLES)
-        _MOVERS[self._handle] = self
+        self._handle = register(self)
 
     @property
     def device(self) -> torch.device | None:
@@ -334,7 +288,7 @@ class RowMover:
     def _serve(self, name: str, rows: list[Rows], sources: list[Rows] | None = None) -> _Service:
         """The backend for these rows, and the validation by value that it does not do itself."""
         assert self._counters is not None
-        moves = _backend(name, rows, self._counters, sources)
+        moves = build_backend(name, rows, self._counters, sources)
         if self._reserved:
             moves.reserve(self._reserved)
         on_cpu = rows[0].tensor.device.type == "cpu"
@@ -373,25 +327,6 @@ class RowMover:
         return known[1]
 
 
-def _backend(
-    name: str, rows: list[Rows], counters: torch.Tensor, sources: list[Rows] | None = None
-) -> Backend:
-    device = rows[0].tensor.device
-    if name == "cpu":
-        if device.type != "cpu":
-            raise ValueError(f"the cpu backend serves CPU tensors, got rows on {device}")
-        from specpool.cpu import CpuMove
-
-        return CpuMove(rows, counters, sources)
-    if name == "torch":
-        from specpool_kernels.move_reference import TorchMove
-
-        return TorchMove(rows, counters, sources)
-    from specpool_kernels.launch import TritonMove
-
-    return TritonMove(rows, counters, sources)
-
-
 def _is_capturing(rows: Sequence[Rows]) -> bool:
     return rows[0].tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
@@ -399,65 +334,3 @@ def _is_capturing(rows: Sequence[Rows]) -> bool:
 def _some(values: Iterable[int]) -> str:
     widths = sorted(set(values))
     return ", ".join(map(str, widths[:4])) + (", ..." if len(widths) > 4 else "")
-
-
-# torch.compile sees one opaque op instead of a launch; the mover travels as a number
-_HANDLES = itertools.count()
-_MOVERS: weakref.WeakValueDictionary[int, RowMover] = weakref.WeakValueDictionary()
-
-
-@contextmanager
-def _mover_over(buffers: list[torch.Tensor], handle: int) -> Iterator[RowMover]:
-    """The mover behind a handle, over the buffers that the compiled code gives.
-
-    A compiler that functionalises gives copies of the mover's tensors, and writes them back.
-    """
-    mover = _MOVERS[handle]
-    given = {id(own): buffer for own, buffer in zip(mover._tensors, buffers, strict=False)}
-    if all(own.data_ptr() == given[id(own)].data_ptr() for own in mover._tensors[: len(given)]):
-        yield mover
-        return
-    rows = [replace(r, tensor=given.get(id(r.tensor), r.tensor)) for r in mover.rows]
-    twin = RowMover(rows, mover.backend)
-    yield twin
-    mover.launches += twin.launches
-    if mover._counters is not None and twin._counters is not None:
-        mover._counters += twin._counters
-
-
-def _move_op(
-    buffers: list[torch.Tensor], mover: int, tgt_loc: torch.Tensor, src_loc: torch.Tensor
-) -> None:
-    with _mover_over(buffers, mover) as moves:
-        moves.move(tgt_loc, src_loc)
-
-
-def _move_accepted_op(
-    buffers: list[torch.Tensor],
-    mover: int,
-    out_cache_loc: torch.Tensor,
-    accept_index: torch.Tensor,
-    accept_len: torch.Tensor,
-) -> None:
-    with _mover_over(buffers, mover) as moves:
-        moves.move_accepted(out_cache_loc, accept_index, accept_len)
-
-
-def _register_ops() -> torch.library.Library:
-    """By hand: ``torch.library.custom_op`` would import the compiler, and Triton with it."""
-    library = torch.library.Library("specpool", "DEF")  # type: ignore[no-untyped-call]
-    head = "(Tensor(a!)[] buffers, int mover, Tensor "
-    for schema, run in (
-        (f"move{head}tgt_loc, Tensor src_loc) -> ()", _move_op),
-        (
-            f"move_accepted{head}out_cache_loc, Tensor accept_index, Tensor accept_len) -> ()",
-            _move_accepted_op,
-        ),
-    ):
-        name = library.define(schema)  # type: ignore[no-untyped-call]
-        library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"specpool::{name}", lambda *args: None, lib=library)
-    return library
-
-
-_OPS = _register_ops()

@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from specpool.mover import RowMover, backend_for
+from specpool.backends import backend_for
+from specpool.mover import RowMover
 from specpool.rows import rows_from
 
 TGT, SRC = torch.tensor([0]), torch.tensor([2])

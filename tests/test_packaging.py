@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import zipfile
@@ -10,11 +11,17 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_wheel_holds_two_packages_and_no_more(tmp_path):
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-        + ["--no-index", "--wheel-dir", tmp_path, ROOT],
-        check=True,
-    )
+    build = [
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--wheel-dir",
+    ]
+    subprocess.run([sys.executable, *build, tmp_path, ROOT], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     packages = {n.split("/")[0] for n in names if ".dist-info/" not in n}
@@ -39,10 +46,5 @@ def test_the_version_is_the_metadata_s():
 
 def test_importing_specpool_does_not_import_triton():
     code = "import sys, specpool; sys.exit('triton' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=_environment())
-
-
-def _environment():
-    import os
-
-    return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=environment)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from specpool.rows import LAYOUTS, Rows, check_disjoint, rows_from
+from specpool.disjoint import check_disjoint
+from specpool.rows import LAYOUTS, Rows, rows_from
 
 U8 = torch.uint8
 

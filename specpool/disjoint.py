@@ -1,0 +1,60 @@
+"""Rows of one mover share no bytes: where they did, which buffer a byte moves with were chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+
+from specpool.rows import Rows
+
+
+def check_disjoint(rows: Iterable[Rows]) -> None:
+    """Refuse rows that share bytes.
+
+    Rows of one tensor and one page geometry (the heads of an HND page, the parts of a split page)
+    may interleave and are checked row by row within a page; otherwise whole byte ranges must not
+    intersect.
+
+    Raises:
+        ValueError: names the two sets of rows that share bytes.
+    """
+    groups: dict[tuple[int, int, int], list[Rows]] = {}
+    for r in rows:
+        groups.setdefault((r.tensor.data_ptr(), r.page_size, r.page_stride), []).append(r)
+    spans = []
+    for group in groups.values():
+        if len(group) > 1:
+            _check_group(group)
+        first = min(group, key=lambda r: r.address)
+        last = max(group, key=lambda r: r.end)
+        spans.append((first.address, last.end, first.name))
+    spans.sort()
+    for (_, end, name), (start, _, other) in pairwise(spans):
+        if start < end:
+            raise ValueError(
+                f"{name} and {other} share memory: every buffer may be given once, and buffers "
+                "must not overlap"
+            )
+
+
+def _check_group(group: list[Rows]) -> None:
+    base = min(r.address for r in group)
+    starts = np.concatenate(
+        [np.arange(r.page_size) * r.token_stride + (r.address - base) for r in group]
+    )
+    widths = np.concatenate([np.full(r.page_size, r.width) for r in group])
+    owner = np.concatenate([np.full(r.page_size, i) for i, r in enumerate(group)])
+    order = np.argsort(starts, kind="stable")
+    ends = (starts + widths)[order]
+    clash = np.flatnonzero(starts[order][1:] < ends[:-1])
+    if clash.size:
+        a, b = group[owner[order[clash[0]]]], group[owner[order[clash[0] + 1]]]
+        raise ValueError(f"{a.name} and {b.name} share memory: rows of a page must not overlap")
+    pages = max(r.pages for r in group)
+    if pages > 1 and ends.max() > group[0].page_stride:
+        raise ValueError(
+            f"{group[0].name}: the rows of a page take {int(ends.max())} bytes, more than the "
+            f"page stride of {group[0].page_stride}"
+        )
