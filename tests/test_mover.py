@@ -1,5 +1,6 @@
 """RowMover's own part: which backend serves, what is attached, and what stays after a refusal."""
 
+import doctest
 import importlib.util
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from specpool import mover as mover_module
 from specpool.backends import backend_for
 from specpool.mover import RowMover
 from specpool.rows import rows_from
@@ -214,3 +216,7 @@ def test_check_without_bad_slots_says_nothing():
     mover.check()
     mover.move(TGT, SRC)
     mover.check()
+
+
+def test_the_example_in_the_documentation():
+    assert doctest.testmod(mover_module) == (0, 4)

@@ -1,8 +1,11 @@
 """Rows from declared layouts, and what is refused as no layout at all."""
 
+import doctest
+
 import pytest
 import torch
 
+from specpool import rows as rows_module
 from specpool.disjoint import check_disjoint
 from specpool.rows import LAYOUTS, Rows, rows_from
 
@@ -282,3 +285,7 @@ def test_one_tensor_in_two_layouts_is_refused():
     tensor = torch.zeros(4, 2, 4, 8)
     with pytest.raises(ValueError, match="share memory"):
         check_disjoint(rows_from(tensor, "hnd") + rows_from(tensor, "nhd"))
+
+
+def test_the_example_in_the_documentation():
+    assert doctest.testmod(rows_module) == (0, 2)

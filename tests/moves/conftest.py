@@ -113,6 +113,7 @@ def register_limit(on, monkeypatch) -> int:
     from specpool_kernels import plan
 
     monkeypatch.setattr(plan, "_BUCKETS", {16: plan._BUCKETS[16], 64: plan._BUCKETS[64]})
+    monkeypatch.setattr(plan, "MAX_PAIRS", 64)
     return 64
 
 

@@ -157,6 +157,23 @@ def test_windows_of_every_bucket(on, entries):
     on.accept(nhd(entries + 1, (8,), device=on.device), window, index, on.loc([entries]))
 
 
+def test_more_entries_than_a_program_takes(on):
+    """Triton refuses them, since a window is never split; the other backends need not."""
+    entries = 4097
+    index = torch.full((1, entries), -1, dtype=torch.int32, device=on.device)
+    index[0, 0] = 3
+    window, length = torch.arange(entries, device=on.device), on.loc([entries])
+    buffer = nhd(entries, (8,), device=on.device)
+    if on.backend != "triton":
+        on.accept(buffer, window, index, length)
+        return
+    before, mover = buffer.bytes(), on.mover(buffer)
+    with pytest.raises(ValueError, match=r"at most 4096 entries a request .* got \[1, 4097\]"):
+        mover.move_accepted(window, index, length)
+    same_bytes(buffer, before)
+    assert mover.launches == 0
+
+
 def test_strided_inputs(on):
     window, index, length = _accept(on, [4, 2, 3], 4, 7, 40)
     wide = torch.full((6, 14), 10**9, device=on.device)

@@ -73,6 +73,26 @@ def test_movers_in_several_threads(on):
         same_bytes(buffer, memory)
 
 
+def test_reserved_calls(on, register_limit):
+    """A reserve changes no result and no count, and its scratch serves the calls that follow."""
+    count = register_limit + 40
+    buffers = [nhd(count, (w,), device=on.device) for w in (16, 5)]
+    mover = on.mover(*buffers)
+    mover.reserve(count)
+    mover.check()
+    assert (mover.launches, mover.rows_moved) == (0, 0)
+    scratch = {k: t.data_ptr() for k, t in _scratch(mover).items()}
+    assert bool(scratch) == (on.backend == "triton")
+    places = torch.arange(count, device=on.device)
+    for tgt in (places, places.flip(0), places[:7]):
+        on.move_with(mover, buffers, tgt, tgt.roll(1))
+    assert {k: t.data_ptr() for k, t in _scratch(mover).items()} == scratch
+
+
+def _scratch(mover) -> dict:
+    return getattr(mover._service.moves, "_scratch", {})
+
+
 CYCLE = [(0, 7), (7, 3), (3, 12), (12, 19), (19, 0)]
 
 
