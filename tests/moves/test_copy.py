@@ -33,6 +33,7 @@ CASES = {
     "permutation": (range(12), [*range(1, 12), 0]),
     "one_to_many": ([1, 4, 5], [7, 7, 7]),
     "skips": ([1, -1, 5], [-1, 7, 11]),
+    "all_skipped": ([-1, 3], [2, -1]),
 }
 
 

@@ -88,14 +88,16 @@ def test_slots_up_to_2_31(on):
     far.moves(mover, lambda: mover.move(tgt, src), pairs, lambda slot: slot, 1)
 
 
+@pytest.mark.parametrize("widths", [(576, 8), (575, 10), (8, 576), (1, 583)], ids=str)
 @pytest.mark.parametrize("page_size", [3, 24, 64])
-def test_pages_past_2_31_bytes(on, page_size):
-    """Padded split pages whose strides are not powers of two."""
-    page_bytes = page_size * 584 + 72
+def test_pages_past_2_31_bytes(on, page_size, widths):
+    """Split pages whose strides are no powers of two: slots or pages step through gigabytes."""
+    width = widths[0]
+    page_bytes = page_size * sum(widths) + (72 if width % 8 == 0 else 73)
     pages = 3 * 10**9 // page_bytes
     far = Far(on, pages * page_bytes)
     view = far.memory.view(pages, page_bytes)
-    rows = rows_from(view, "page_split", page_size=page_size, widths=(576, 8))
+    rows = rows_from(view, "page_split", page_size=page_size, widths=widths)
     mover = RowMover(rows[:1], backend=on.backend)
     last = pages * page_size - 1
     middle = EDGE // page_bytes * page_size
@@ -103,9 +105,9 @@ def test_pages_past_2_31_bytes(on, page_size):
     tgt, src = (on.loc(list(side), torch.int32) for side in zip(*pairs, strict=True))
 
     def start(slot):
-        return slot // page_size * page_bytes + slot % page_size * 576
+        return slot // page_size * page_bytes + slot % page_size * width
 
-    far.moves(mover, lambda: mover.move(tgt, src), pairs, start, 576)
+    far.moves(mover, lambda: mover.move(tgt, src), pairs, start, width)
 
 
 @pytest.mark.parametrize("page_size", [3, 7])
