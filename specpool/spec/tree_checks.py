@@ -79,8 +79,8 @@ def check_shapes(
         or not q.is_floating_point()
     ):
         raise ValueError(
-            f"q must be floating [bs, Q, V] with bs = {bs} and 1 <= Q <= D = {width}, got {q.dtype} "
-            f"{_s(q)}"
+            f"q must be floating [bs, Q, V] with bs = {bs} and 1 <= Q <= D = {width}, got "
+            f"{q.dtype} {_s(q)}"
         )
     if q.device != tokens.device:
         raise ValueError(f"q is on {q.device}, tokens on {tokens.device}")
