@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 import torch
 from torch import Tensor
 
@@ -16,10 +18,10 @@ def probabilities(
 ) -> Tensor:
     """What a model draws from: temperature, then the top k, then the top p of those.
 
-    ``softmax(logits / temperature)``; the ``top_k`` likeliest tokens (exactly as many: of equal
-    ones not all may be) are kept and renormalised; of these the shortest prefix, the likeliest first, whose
-    probabilities reach ``top_p``, renormalised (nucleus sampling, Holtzman et al. 2020). The order
-    is that of SGLang, vLLM and Hugging Face. Each option is one number or a tensor ``[bs]``.
+    ``softmax(logits / temperature)``; of it the ``top_k`` likeliest tokens (never more: of equal
+    ones some may be left out), renormalised; of those the shortest prefix, the likeliest first,
+    whose probabilities reach ``top_p``, renormalised (nucleus sampling, Holtzman et al. 2020). The
+    order is that of SGLang, vLLM and Hugging Face. Each option is one number or a tensor ``[bs]``.
 
     Args:
         logits: floating ``[bs, ..., V]``; -inf is a token never drawn.
@@ -47,13 +49,14 @@ def probabilities(
     scores = torch.where(heat > 0, scores / heat, greedy)
     if top_k is None and not isinstance(top_p, Tensor) and top_p == 1:
         return scores.softmax(-1)
-    if isinstance(top_k, int):
-        _check_range("top_k", top_k, top_k)
-        best, order = scores.topk(min(top_k, scores.shape[-1]))  # many times faster than a sort
-    else:
+    if top_k is None or isinstance(top_k, Tensor):
         best, order = scores.sort(dim=-1, descending=True, stable=True)
-    if isinstance(top_k, Tensor):
-        best = best.masked_fill(token >= _option("top_k", top_k, logits, torch.int64), -torch.inf)
+        if top_k is not None:
+            limit = _option("top_k", top_k, logits, torch.int64)
+            best = best.masked_fill(token >= limit, -torch.inf)
+    else:
+        _check_range("top_k", top_k, top_k)
+        best, order = scores.topk(min(index(top_k), scores.shape[-1]))  # far faster than a sort
     probs = best.softmax(-1)
     before = probs.cumsum(-1) - probs
     probs = torch.where((before < nucleus) | (nucleus == 1), probs, 0.0)
