@@ -307,7 +307,7 @@ class PagedSlotAllocator:
         room = np.where(continues, -start % size, 0)
         pages = np.where(count > room, -(-(start + count) // size) - first_new, 0)
         needed = int(pages.sum())
-        if needed > self._free_count + 1:
+        if needed > self._free_count:
             raise OutOfSlots(
                 f"{int(count.sum())} slots take {needed} free pages of {size}, and "
                 f"{self._free_count} are free ({self.live} of {self.size} slots are live, "

@@ -184,8 +184,8 @@ class RequestTable:
 
     def holds(self, slots: Ints) -> npt.NDArray[np.bool_]:
         """Which of the slots (int64, host, 0 and up) are in a row."""
-        known = slots < len(self._held)
-        return known & self._held[np.where(known, slots, 0)]
+        # Slot 0, which stands in for slots larger than any seen, is in none.
+        return self._held[np.where(slots < len(self._held), slots, 0)]
 
     def free(self, rows: int | Sequence[int]) -> torch.Tensor:
         """Empty rows and give them back; reading their slots from a GPU synchronises.
