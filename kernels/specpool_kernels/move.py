@@ -19,17 +19,14 @@ _LOC_SHAPE = [
 
 @triton.jit
 def _load_locs(
-    loc,  # in, [rows, cols]
+    loc,  # in, pointer, cols, strides: no element lies 2^31 or more from the first
     k,  # [R] int32, flat place
     n,
-    cols,
-    row_stride,  # elements; no element lies 2^31 or more from the first
-    col_stride,
 ):
     """The loc at each place, int64 [R]; -1 from place ``n`` on."""
-    row = k // cols
-    at = row * row_stride + (k - row * cols) * col_stride
-    return tl.load(loc + at, mask=k < n, other=-1).to(tl.int64)
+    row = k // loc[1]
+    at = row * loc[2] + (k - row * loc[1]) * loc[3]
+    return tl.load(loc[0] + at, mask=k < n, other=-1).to(tl.int64)
 
 
 @triton.jit
@@ -128,10 +125,7 @@ def _move_class(
     src,
     tgt,
     live,
-    ELEMENT: tl.constexpr,
-    BYTES: tl.constexpr,
-    ALIGN: tl.constexpr,
-    CHUNK_BYTES: tl.constexpr,
+    ACCESS: tl.constexpr,
     SPLIT: tl.constexpr,
     PAGED: tl.constexpr,
     COPY: tl.constexpr,
@@ -143,6 +137,10 @@ def _move_class(
     and 3.7. With one chunk and many rows, slots change layout through shared memory, and barriers
     of that change between loads and stores would hide a missing one: so targets come first there.
     """
+    ELEMENT: tl.constexpr = tl.int64 if ACCESS == 0 else (tl.int32 if ACCESS == 1 else tl.int8)
+    BYTES: tl.constexpr = 8 if ACCESS == 0 else (4 if ACCESS == 1 else 1)
+    ALIGN: tl.constexpr = 16 if ACCESS == 0 else BYTES
+    CHUNK_BYTES: tl.constexpr = 128 if ACCESS == 0 else 8 * BYTES
     CHUNKS: tl.constexpr = 8 // SPLIT if SPLIT <= 8 else 1
     PARTS: tl.constexpr = SPLIT // 8 if SPLIT > 8 else 1
     E: tl.constexpr = CHUNK_BYTES // PARTS // BYTES
@@ -186,15 +184,10 @@ def _move_block(
     WAIT: tl.constexpr,
 ):
     access = tl.load(block) & 255
-    if CLASSES & 1:
-        if access == 0:
-            _move_class(block, part, src, tgt, live, tl.int64, 8, 16, 128, SPLIT, PAGED, COPY, WAIT)
-    if CLASSES & 2:
-        if access == 1:
-            _move_class(block, part, src, tgt, live, tl.int32, 4, 4, 32, SPLIT, PAGED, COPY, WAIT)
-    if CLASSES & 4:
-        if access == 2:
-            _move_class(block, part, src, tgt, live, tl.int8, 1, 1, 8, SPLIT, PAGED, COPY, WAIT)
+    for c in tl.static_range(3):
+        if (CLASSES >> c) & 1:
+            if access == c:
+                _move_class(block, part, src, tgt, live, c, SPLIT, PAGED, COPY, WAIT)
 
 
 @triton.jit(
@@ -226,8 +219,8 @@ def move_rows(
     block = table + (pid // SPLIT) * 32
     part = pid % SPLIT
     k = tl.program_id(1) * R + tl.arange(0, R)
-    src = _load_locs(src_loc, k, n, src_cols, src_row_stride, src_col_stride)
-    tgt = _load_locs(tgt_loc, k, n, tgt_cols, tgt_row_stride, tgt_col_stride)
+    src = _load_locs((src_loc, src_cols, src_row_stride, src_col_stride), k, n)
+    tgt = _load_locs((tgt_loc, tgt_cols, tgt_row_stride, tgt_col_stride), k, n)
     src, tgt, live = _live_pairs(block, src, tgt, counters, part == 0, MAPPED, COPY)
     _move_block(block, part, src, tgt, live, SPLIT, CLASSES, PAGED, COPY, WAIT)
 
@@ -304,16 +297,7 @@ def _stage_class(
     tgt_loc,
     counters,
     n,
-    src_cols,
-    src_row_stride,
-    src_col_stride,
-    tgt_cols,
-    tgt_row_stride,
-    tgt_col_stride,
-    ELEMENT: tl.constexpr,
-    BYTES: tl.constexpr,
-    ALIGN: tl.constexpr,
-    CHUNK_BYTES: tl.constexpr,
+    ACCESS: tl.constexpr,
     R: tl.constexpr,
     SPLIT: tl.constexpr,
     PAGED: tl.constexpr,
@@ -321,6 +305,10 @@ def _stage_class(
     STORE: tl.constexpr,
 ):
     """One pass over all pairs of one chunk: pool to scratch, or (STORE) scratch to pool."""
+    ELEMENT: tl.constexpr = tl.int64 if ACCESS == 0 else (tl.int32 if ACCESS == 1 else tl.int8)
+    BYTES: tl.constexpr = 8 if ACCESS == 0 else (4 if ACCESS == 1 else 1)
+    ALIGN: tl.constexpr = 16 if ACCESS == 0 else BYTES
+    CHUNK_BYTES: tl.constexpr = 128 if ACCESS == 0 else 8 * BYTES
     PARTS: tl.constexpr = SPLIT // 8
     E: tl.constexpr = CHUNK_BYTES // PARTS // BYTES
     chunk = tl.load(block + 16 + part // PARTS)
@@ -330,8 +318,8 @@ def _stage_class(
     staged = scratch.to(tl.pointer_type(ELEMENT))
     for start in range(0, n, R):
         k = start + tl.arange(0, R)
-        src = _load_locs(src_loc, k, n, src_cols, src_row_stride, src_col_stride)
-        tgt = _load_locs(tgt_loc, k, n, tgt_cols, tgt_row_stride, tgt_col_stride)
+        src = _load_locs(src_loc, k, n)
+        tgt = _load_locs(tgt_loc, k, n)
         counting = (part == 0) & (not STORE)
         src, tgt, live = _live_pairs(block, src, tgt, counters, counting, MAPPED, False)
         mask = columns & live[:, None]
@@ -353,12 +341,6 @@ def _stage_block(
     tgt_loc,
     counters,
     n,
-    src_cols,
-    src_row_stride,
-    src_col_stride,
-    tgt_cols,
-    tgt_row_stride,
-    tgt_col_stride,
     R: tl.constexpr,
     SPLIT: tl.constexpr,
     CLASSES: tl.constexpr,
@@ -367,27 +349,24 @@ def _stage_block(
     STORE: tl.constexpr,
 ):
     access = tl.load(block) & 255
-    if CLASSES & 1:
-        if access == 0:
-            _stage_class(
-                block, part, scratch, src_loc, tgt_loc, counters, n,
-                src_cols, src_row_stride, src_col_stride, tgt_cols, tgt_row_stride, tgt_col_stride,
-                tl.int64, 8, 16, 128, R, SPLIT, PAGED, MAPPED, STORE,
-            )  # fmt: skip
-    if CLASSES & 2:
-        if access == 1:
-            _stage_class(
-                block, part, scratch, src_loc, tgt_loc, counters, n,
-                src_cols, src_row_stride, src_col_stride, tgt_cols, tgt_row_stride, tgt_col_stride,
-                tl.int32, 4, 4, 32, R, SPLIT, PAGED, MAPPED, STORE,
-            )  # fmt: skip
-    if CLASSES & 4:
-        if access == 2:
-            _stage_class(
-                block, part, scratch, src_loc, tgt_loc, counters, n,
-                src_cols, src_row_stride, src_col_stride, tgt_cols, tgt_row_stride, tgt_col_stride,
-                tl.int8, 1, 1, 8, R, SPLIT, PAGED, MAPPED, STORE,
-            )  # fmt: skip
+    for c in tl.static_range(3):
+        if (CLASSES >> c) & 1:
+            if access == c:
+                _stage_class(
+                    block,
+                    part,
+                    scratch,
+                    src_loc,
+                    tgt_loc,
+                    counters,
+                    n,
+                    c,
+                    R,
+                    SPLIT,
+                    PAGED,
+                    MAPPED,
+                    STORE,
+                )
 
 
 @triton.jit
@@ -433,18 +412,13 @@ def move_staged(
     """grid = (programs,): each owns whole tiles, gathers all n rows of one, then scatters them."""
     pid = tl.program_id(0)
     own = scratch + pid.to(tl.int64) * n * (1024 // SPLIT)
+    src = (src_loc, src_cols, src_row_stride, src_col_stride)
+    tgt = (tgt_loc, tgt_cols, tgt_row_stride, tgt_col_stride)
     for tile in range(pid, tiles, tl.num_programs(0)):
         block = table + (tile // SPLIT) * 32
         part = tile % SPLIT
-        _stage_block(
-            block, part, own, src_loc, tgt_loc, counters, n,
-            src_cols, src_row_stride, src_col_stride, tgt_cols, tgt_row_stride, tgt_col_stride,
-            R, SPLIT, CLASSES, PAGED, MAPPED, False,
-        )  # fmt: skip
-        _end_pass(WAIT)
-        _stage_block(
-            block, part, own, src_loc, tgt_loc, counters, n,
-            src_cols, src_row_stride, src_col_stride, tgt_cols, tgt_row_stride, tgt_col_stride,
-            R, SPLIT, CLASSES, PAGED, MAPPED, True,
-        )  # fmt: skip
-        _end_pass(WAIT)
+        for store in tl.static_range(2):
+            _stage_block(
+                block, part, own, src, tgt, counters, n, R, SPLIT, CLASSES, PAGED, MAPPED, store
+            )
+            _end_pass(WAIT)
