@@ -126,4 +126,5 @@ def _check_range(name: str, low: float, high: float) -> None:
         "top_k": (low >= 1, "at least 1, or None for all"),
     }[name]
     if not right:
-        raise ValueError(f"{name} is {low if low == high else (low, high)}; it must be {rule}")
+        given = f"between {low} and {high}" if low < high else str(low)
+        raise ValueError(f"{name} is {given}; it must be {rule}")
