@@ -25,7 +25,7 @@ def test_wide_rows_of_odd_bytes(on, width):
     on.move(nhd(6, (on.size(width, width // 4 | 3),), device=on.device), *PATH)
 
 
-@pytest.mark.parametrize("width", [5, 20, 48], ids="{}B".format)
+@pytest.mark.parametrize("width", [5, 20, 48, 1040], ids="{}B".format)
 @pytest.mark.parametrize("count", [17, 65, 257, 1025, 4096])
 def test_widths_in_every_bucket(on, width, count):
     tgt = torch.randperm(count, device=on.device)
