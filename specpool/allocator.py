@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from specpool.paging import Ints, extension, host_ints
 from specpool.pools.store import checked_int
 
-Ints = npt.NDArray[np.int64]
 _INT32_MAX = 2**31 - 1
 
 
@@ -122,6 +122,7 @@ class PagedSlotAllocator:
             seq_lens: ``[bs]`` tokens it is to have slots for.
             last_loc: ``[bs]`` the slot of its last token; read only where ``prefix_lens[r]`` is no
                 multiple of ``page_size``, so anything (-1) serves elsewhere.
+            All are read on the host: lists, or the request table's own tensors.
 
         Returns:
             int64 ``[sum(seq_lens - prefix_lens)]`` on ``device``, request by request.
@@ -301,34 +302,19 @@ class PagedSlotAllocator:
 
     def _take(self, start: Ints, count: Ints, tail: Ints) -> Ints:
         """The slots of ``count`` positions from ``start``, behind ``tail`` or in new pages."""
-        size = self.page_size
-        continues = tail >= 0
-        first_new = start // size + continues  # the first page, counted from position 0, to take
-        room = np.where(continues, -start % size, 0)
-        pages = np.where(count > room, -(-(start + count) // size) - first_new, 0)
-        needed = int(pages.sum())
+        new = extension(start, count, tail, self.page_size)
+        needed = int(new.pages.sum())
         if needed > self._free_count:
             raise OutOfSlots(
-                f"{int(count.sum())} slots take {needed} free pages of {size}, and "
+                f"{int(count.sum())} slots take {needed} free pages of {self.page_size}, and "
                 f"{self._free_count} are free ({self.live} of {self.size} slots are live, "
                 f"{self.held} held in partial pages); free some, or build a larger pool"
             )
-        taken = self._free_pages[self._free_count - needed : self._free_count][::-1]
-        taken = np.append(taken, 0)  # so that a call that takes no page can index it as well
-
-        request = np.repeat(np.arange(len(start)), count)
-        step = np.arange(len(request)) - np.repeat(np.cumsum(count) - count, count)
-        position = start[request] + step
-        page = position // size - first_new[request]
-        which = (np.cumsum(pages) - pages)[request] + page
-        slots = np.where(
-            page < 0, tail[request] + 1 + step, taken[which] * size + position % size
-        ).astype(np.int64)
-
+        slots = new.slots(self._free_pages[self._free_count - needed : self._free_count][::-1])
         self._free_count -= needed
         self._live[slots] = True
         self.live += len(slots)
-        used, counts = np.unique(slots // size, return_counts=True)
+        used, counts = np.unique(slots // self.page_size, return_counts=True)
         self._live_in_page[used] += counts
         return slots
 
@@ -356,18 +342,3 @@ class SlotAllocator(PagedSlotAllocator):
 
     def __init__(self, size: int, device: str | torch.device) -> None:
         super().__init__(size, 1, device)
-
-
-def host_ints(name: str, values: Sequence[int] | torch.Tensor | Ints) -> Ints:
-    """Integers of any shape as a flat int64 array on the host.
-
-    Raises:
-        TypeError: anything but integers.
-    """
-    array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
-    found = np.asarray(array)
-    if found.size == 0 and not isinstance(values, torch.Tensor):
-        found = found.astype(np.int64)  # an empty list has no dtype of its own
-    if found.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {found.dtype}")
-    return found.reshape(-1).astype(np.int64, copy=False)

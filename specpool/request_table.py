@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specpool.allocator import Ints, OutOfSlots, host_ints
+from specpool.allocator import OutOfSlots
+from specpool.paging import Ints, host_ints
 from specpool.pools.store import checked_int
 
 

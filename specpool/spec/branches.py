@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from specpool.allocator import PagedSlotAllocator, host_ints
+from specpool.allocator import PagedSlotAllocator
 from specpool.mover import RowMover
+from specpool.paging import host_ints
 from specpool.request_table import RequestTable
 from specpool.spec.movers import HasMover, check_pools
 
@@ -21,7 +22,7 @@ def duplicate_tail(
     pool: HasMover | RowMover,
     allocator: PagedSlotAllocator,
     table: RequestTable,
-    requests: Sequence[int],
+    requests: Sequence[int] | torch.Tensor,
     topk: int,
     steps: int,
 ) -> torch.Tensor:

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specpool.allocator import Ints, PagedSlotAllocator, host_ints
+from specpool.allocator import PagedSlotAllocator
 from specpool.checks import PairCheck, check_accept
 from specpool.mover import RowMover
+from specpool.paging import Ints, host_ints
 from specpool.request_table import RequestTable
 from specpool.spec.movers import HasMover, check_pools, mover_of
 
@@ -66,7 +67,7 @@ def commit(
     pools: Sequence[HasMover | RowMover],
     allocator: PagedSlotAllocator,
     table: RequestTable,
-    requests: Sequence[int],
+    requests: Sequence[int] | torch.Tensor,
     out_cache_loc: torch.Tensor,
     accept_index: torch.Tensor,
     accept_len: torch.Tensor,
@@ -85,7 +86,8 @@ def commit(
             accepted path is the window's front already. Leave one out and its KV is lost.
         allocator: where the window came from. Rejected slots go back to it.
         table: the requests' rows, to be read slot by slot where ``remap`` is used.
-        requests: ``[bs]`` row of each request; not read where accept_len is 0.
+        requests: ``[bs]`` row of each request, on the host (or it is one more synchronisation);
+            not read where accept_len is 0.
         out_cache_loc: int32 or int64 ``[bs, D]`` or ``[bs * D]``, the slots that the verify step
             wrote; -1 behind the nodes of a tree smaller than D. Not read where accept_len is 0.
         accept_index: int32 or int64 ``[bs, S]``, flat into ``[bs * D]``.
@@ -162,7 +164,10 @@ def _mode(mode: Mode, allocator: PagedSlotAllocator) -> Literal["remap", "move"]
 
 
 def _judged(
-    host: HostAccept, requests: Sequence[int], table: RequestTable, allocator: PagedSlotAllocator
+    host: HostAccept,
+    requests: Sequence[int] | torch.Tensor,
+    table: RequestTable,
+    allocator: PagedSlotAllocator,
 ) -> _Step:
     """What the step means, once all of it is right but the pools."""
     window = check_accept(*host, torch.device("cpu")).numpy().astype(np.int64)

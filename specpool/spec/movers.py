@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from specpool.disjoint import check_disjoint
 from specpool.mover import RowMover
+from specpool.rows import Rows
 
 
 class HasMover(Protocol):
@@ -49,7 +51,11 @@ def check_pools(
     """
     if not pools:
         raise ValueError("moving needs the pools that move, and none is given")
-    rows = [row for pool in pools for row in mover_of(pool).rows]
+    movers = [mover_of(pool) for pool in pools]
+    rows = tuple(row for mover in movers for row in mover.rows)
+    seen = _Checked(rows, [row.tensor.data_ptr() for row in rows], slot_limit, device)
+    if _checked.get(movers[0]) == seen:
+        return
     if len(pools) > 1:
         check_disjoint(rows)  # a buffer in two movers would move twice
     for row in rows:
@@ -61,3 +67,17 @@ def check_pools(
                 f"{row.name} has {row.loc_limit} slots, the allocator hands out slots up to "
                 f"{slot_limit - 1}; build pools and allocator of one size"
             )
+    _checked[movers[0]] = seen
+
+
+class _Checked(NamedTuple):
+    """What was found right; Rows compare by identity, and never change."""
+
+    rows: tuple[Rows, ...]
+    addresses: list[int]
+    slot_limit: int
+    device: torch.device
+
+
+# The same pools move at every step, and checking hundreds of buffers takes longer than moving them.
+_checked: weakref.WeakKeyDictionary[RowMover, _Checked] = weakref.WeakKeyDictionary()

@@ -16,13 +16,14 @@ PAGES = pytest.mark.parametrize("page", [1, 4, 16, 64, 128], ids="page{}".format
 KINDS = pytest.mark.parametrize("pool", POOLS)
 
 
-def test_path_0_2_5_by_hand():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_path_0_2_5_by_hand(device):
     """Window 10..17: remap names slots 10, 12 and 15; move brings their rows to 10, 11, 12."""
-    index, length = torch.tensor([[0, 2, 5, -1]]), torch.tensor([3])
+    index, length = (torch.tensor(v, device=device) for v in ([[0, 2, 5, -1]], [3]))
     for mode, slots, rows in (("remap", [10, 12, 15], [10, 11, 12]), ("move", [10, 11, 12], None)):
-        buffer = torch.arange(20.0)
+        buffer = torch.arange(20.0, device=device)
         mover = RowMover(rows_from(buffer))
-        allocator, table = SlotAllocator(19, "cpu"), RequestTable(1, 20, "cpu")
+        allocator, table = SlotAllocator(19, device), RequestTable(1, 20, device)
         (row,) = table.alloc()
         table.append(row, allocator.alloc(9))
         window = allocator.alloc(8)

@@ -208,6 +208,23 @@ def test_a_pool_whose_memory_was_freed_stops_all_of_them():
     step.refused(RuntimeError, "memory was freed")
 
 
+def test_what_was_right_at_the_last_step_is_judged_again_when_it_changes():
+    step = Step(1)
+    kept = torch.zeros(1000, 4)
+    mover = RowMover(rows_from(kept, name="kept"), backend="torch")
+    step.pools = [step.world.target, mover]
+    step.run()
+    again = Step(1)
+    again.world, again.pools = step.world, step.pools
+    again.allocator, again.table = step.allocator, step.table
+    again.loc, _ = step.world.draft_step(again.rows)
+    mover.attach("too short", torch.zeros(9))
+    again.refused(ValueError, "too short has 9 slots")
+    mover.detach("too short")
+    kept.untyped_storage().resize_(0)
+    again.refused(RuntimeError, "memory was freed")
+
+
 def test_a_bad_mapping_of_the_second_pool_stops_the_first():
     step = Step(1)
     pool = HiSparseC4DevicePool(28, 4, torch.float8_e4m3fn, 448, 64, 1, "cpu", False)
