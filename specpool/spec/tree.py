@@ -98,7 +98,7 @@ class DraftTree:
         width = self.num_draft_tokens
         seen = torch.eye(width, dtype=torch.bool, device=self.tokens.device) & self.live[..., None]
         jump = self.parents.long()  # each node's 2^k-th ancestor, -1 where there is none
-        for _ in range((self.steps + 1).bit_length()):  # until paths of steps + 2 nodes are whole
+        for _ in range(self.steps.bit_length()):  # until paths of steps + 1 nodes are whole
             at, inside = jump.clamp(min=0), jump >= 0
             beyond = seen.gather(1, at[..., None].expand_as(seen))
             seen = seen | (beyond & inside[..., None])

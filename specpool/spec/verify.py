@@ -191,11 +191,11 @@ def _draft_is_bad(tree: DraftTree, q: Tensor) -> Tensor:
 
 
 def _tokens(tree: DraftTree, vocab: int) -> tuple[Tensor, Tensor]:
-    """Tokens that can index a vocabulary, and whether they are a node's and belong to it.
+    """Tokens that can index a vocabulary, and whether they are a child's and belong to it.
 
     A draft's vocabulary may be larger than the target's: such a token has probability 0.
     """
-    known = tree.live & (tree.tokens < vocab) & (tree.parents >= 0)
+    known = (tree.parents >= 0) & (tree.tokens < vocab)
     return tree.tokens.clamp(0, vocab - 1), known
 
 
@@ -207,7 +207,7 @@ def _parents(tree: DraftTree) -> Tensor:
 def _earlier_siblings(tree: DraftTree) -> Tensor:
     """Bool ``[bs, D, D]``: row i is True at the siblings tried before node i."""
     same = tree.parents[:, :, None] == tree.parents[:, None, :]
-    return (same & (tree.parents >= 0)[:, None]).tril(-1)
+    return same.tril(-1)  # padding is its own kind's sibling, and is never accepted
 
 
 def _first_passing_path(tree: DraftTree, passes: Tensor) -> Tensor:

@@ -166,10 +166,14 @@ def test_one_nan_among_numbers_counts():
 def test_a_draft_distribution_that_broke(value):
     tree, logits = _spoilt(0, 0.0)
     logits[0, 0, 1] = 9
+    logits[2, 0] = torch.tensor([0, 0, 0, 9.0, 0])  # this row's path is root, 3
     drawn = _drawn(tree)
     drawn.q[0, 1, 2] = value  # on the path, and node 2 was drawn from it
-    drawn.q[2, 3] = value  # beside the path
-    assert verify_sampling(drawn, logits, 0.01).nan.tolist() == [True, False, False]
+    drawn.q[2, 1] = value  # beside the path
+    drawn.q[2, 3] = value  # on the path, but nothing was drawn from it
+    accept = verify_sampling(drawn, logits, 0.01)
+    assert accept.nan.tolist() == [True, False, False]
+    assert accept.accept_len.tolist() == [1, 0, 2]
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)

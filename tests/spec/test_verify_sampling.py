@@ -1,6 +1,6 @@
 """Sampled verification emits what the target itself would draw: chi-square over many rows.
 
-The target and the draft are tables: logits after each token. Each of 40,000 rows is one request;
+The target and the draft are tables: logits after each token. Each of 24,000 rows is one request;
 the first two tokens it emits are counted (where it emits one, the second is drawn plainly) and
 compared with the exact probabilities, worked out in plain Python.
 """
@@ -21,7 +21,7 @@ from specpool.spec import (
     verify_sampling,
 )
 
-VOCAB, ROWS, ROOT = 6, 40_000, 0
+VOCAB, ROWS, ROOT = 6, 24_000, 0
 _TABLES = torch.randn(2, VOCAB, VOCAB, generator=torch.Generator().manual_seed(5)) * 1.3
 TARGET, DRAFT = _TABLES[0], (_TABLES[1] + _TABLES[0] * 0.5).softmax(-1)
 
