@@ -35,11 +35,11 @@ class DraftTree:
         sizes: int32 ``[bs]``, nodes of each row with the root; 0 is a padding row.
         steps: no node is deeper (the root's depth is 0); n-gram trees give D - 1. The verifier's
             ``accept_index`` has ``steps + 1`` columns, whatever the tree's real depth.
-        proposal: how children were chosen. ``"deterministic"``: by any rule that does not depend
-            on chance in proportion to ``q`` (the top-k, a lookup), each child a point mass.
-            ``"sampled"``: node n's children were drawn from ``q[:, n]`` without replacement, and
-            node order is draw order (``sample_children``). How many children a node gets may
-            then depend on nothing that was drawn at it.
+        proposal: how children are judged when sampling. ``"deterministic"``: each as a point
+            mass, which is right for the top-k or a lookup, and keeps the target's distribution
+            whatever the rule. ``"sampled"``: against ``q``, which accepts more, and is right only
+            if node n's children were drawn from ``q[:, n]`` without replacement and stand in
+            draw order (``sample_children``); which draws are kept may not depend on what they are.
         q: for sampled trees, floating ``[bs, Q, V]`` with Q <= D: each node's draft
             distribution, rows summing to 1. Nodes from Q on have no children, so trees in level
             order need not carry their last level's.
