@@ -50,8 +50,7 @@ def extension(start: Ints, count: Ints, tail: Ints, page_size: int) -> Extension
     """
     continues = tail >= 0
     first_new = start // page_size + continues  # the first page to take, counted from position 0
-    room = np.where(continues, -start % page_size, 0)
-    pages = np.where(count > room, -(-(start + count) // page_size) - first_new, 0)
+    pages = np.where(count > 0, -(-(start + count) // page_size) - first_new, 0)
     request = np.repeat(np.arange(len(start)), count)
     step = np.arange(len(request)) - np.repeat(np.cumsum(count) - count, count)
     position = start[request] + step

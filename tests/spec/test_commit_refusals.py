@@ -6,6 +6,7 @@ import torch
 from specpool import RowMover, rows_from
 from specpool.allocator import PagedSlotAllocator
 from specpool.pools import HiSparseC4DevicePool
+from specpool.spec import movers
 from specpool.spec.commit import HostAccept, commit
 from tests.spec.commit_world import World, mha
 
@@ -223,6 +224,19 @@ def test_what_was_right_at_the_last_step_is_judged_again_when_it_changes():
     mover.detach("too short")
     kept.untyped_storage().resize_(0)
     again.refused(RuntimeError, "memory was freed")
+
+
+def test_pools_that_stay_are_checked_once(monkeypatch):
+    """Hundreds of buffers take longer to check than to move."""
+    calls = []
+    monkeypatch.setattr(movers, "check_disjoint", lambda rows: calls.append(len(rows)))
+    world = World(4)
+    for _ in range(3):
+        world.commit([0, 1], [[0, 2], [0, 3]])
+    assert len(calls) == 1
+    world.draft.mover.attach("more", torch.zeros(1000, 2))
+    world.commit([0, 1], [[0, 2], [0, 3]])
+    assert len(calls) == 2
 
 
 def test_a_bad_mapping_of_the_second_pool_stops_the_first():
