@@ -104,11 +104,19 @@ class Attention(ABC):
 class DenseAttention(Attention):
     """Every token attends to all it may see; K and V in a `MHATokenToKVPool` of `size` slots."""
 
-    def __init__(self, config: Config, size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: Config,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        page_size: int = 1,
+    ) -> None:
         self.layers = config.layers
         self.pool: MHATokenToKVPool = MHATokenToKVPool(
             size=size,
-            page_size=1,
+            page_size=page_size,
             dtype=dtype,
             head_num=config.kv_heads,
             head_dim=config.head_dim,

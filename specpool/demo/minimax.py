@@ -54,6 +54,8 @@ class BlockSparseAttention(Attention):
         dtype: torch.dtype,
         device: torch.device,
         sparsity: Sparsity | None = None,
+        *,
+        page_size: int = 1,
     ) -> None:
         self.sparsity = sparsity or Sparsity()
         self.kv_heads = config.kv_heads
@@ -64,7 +66,7 @@ class BlockSparseAttention(Attention):
         self.index_k_layers = sparse[1::2]
         self.pool: MiniMaxSparseKVPool = MiniMaxSparseKVPool(
             size=size,
-            page_size=1,
+            page_size=page_size,
             dtype=dtype,
             head_num=config.kv_heads,
             head_dim=config.head_dim,
