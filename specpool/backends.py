@@ -43,7 +43,11 @@ def backend_for(device: torch.device | str) -> tuple[str, str]:
     device = torch.device(device)
     chosen = os.environ.get("SPECPOOL_BACKEND")
     if chosen:
-        return known_backend(chosen), "SPECPOOL_BACKEND says so"
+        if chosen not in BACKENDS:
+            raise ValueError(
+                f"SPECPOOL_BACKEND is {chosen!r}; unset it, or make it one of {', '.join(BACKENDS)}"
+            )
+        return chosen, "SPECPOOL_BACKEND says so"
     if device.type == "cpu":
         return "cpu", "numpy views of the tensors' own memory"
     if device.type == "cuda":
@@ -60,14 +64,29 @@ def known_backend(backend: str) -> str:
     return backend
 
 
+def why_not(backend: str, device: torch.device) -> str | None:
+    """Why a backend does not serve a device; None where it does."""
+    if backend == "cpu" and device.type != "cpu":
+        return f"the cpu backend serves CPU tensors, not {device}"
+    if backend == "triton":
+        if importlib.util.find_spec("triton") is None:
+            return "the triton backend needs Triton: pip install triton"
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            return (
+                f"the triton backend serves CUDA and HIP devices, not {device}; CPU tensors only "
+                "under TRITON_INTERPRET=1"
+            )
+    return None
+
+
 def build_backend(
     name: str, rows: list[Rows], counters: torch.Tensor, sources: list[Rows] | None = None
 ) -> Backend:
     """The named backend over ``rows``, or over copies from ``sources`` to them."""
-    device = rows[0].tensor.device
+    refusal = why_not(name, rows[0].tensor.device)
+    if refusal:
+        raise ValueError(refusal)
     if name == "cpu":
-        if device.type != "cpu":
-            raise ValueError(f"the cpu backend serves CPU tensors, got rows on {device}")
         from specpool.cpu import CpuMove
 
         return CpuMove(rows, counters, sources)

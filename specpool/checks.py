@@ -119,7 +119,7 @@ class PairCheck:
 
         Raises:
             IndexError: an entry lies outside its request's window.
-            ValueError: an ``accept_len`` is outside [0, S].
+            ValueError: an ``accept_len`` is outside [0, min(S, D)], or two requests use one slot.
         """
         window = out_cache_loc.cpu().numpy()
         index, length = accept_index.cpu().numpy(), accept_len.cpu().numpy()
@@ -143,9 +143,10 @@ class PairCheck:
                 f"accept_index[{r}, {j[bad[0]]}] is {flat[bad[0]]}; entries of row {r} lie in "
                 f"its window [{r * size}, {(r + 1) * size})"
             )
-        return self._place(
-            window[request, j].astype(np.int64), window[request, node].astype(np.int64)
-        )
+        tgt, src = window[request, j].astype(np.int64), window[request, node].astype(np.int64)
+        if len(length) > 1:
+            _check_windows(request, tgt, src)
+        return self._place(tgt, src)
 
     def _place(self, tgt: Locs, src: Locs) -> dict[object, Placed]:
         given = (tgt != -1) & (src != -1)
@@ -194,6 +195,21 @@ def _check_duplicates(tgt: Locs, src: Locs) -> None:
         raise ValueError(
             f"target {tgt[first]} is given with sources {src[first]} and {src[second]}; a target "
             "takes one source. Nothing moved"
+        )
+
+
+def _check_windows(request: Locs, tgt: Locs, src: Locs) -> None:
+    """Refuse a slot that two requests use: on a GPU their windows move in different programs."""
+    slot, owner = np.concatenate((tgt, src)), np.concatenate((request, request))
+    order = np.argsort(slot, kind="stable")
+    slot, owner = slot[order], owner[order]
+    bad = np.flatnonzero((slot[1:] == slot[:-1]) & (owner[1:] != owner[:-1]) & (slot[1:] != -1))
+    if bad.size:
+        at = bad[0]
+        first, second = sorted(owner[at : at + 2])
+        raise ValueError(
+            f"slot {slot[at]} is in the windows of requests {first} and {second}; "
+            "windows that are verified together are disjoint. Nothing moved"
         )
 
 

@@ -25,11 +25,15 @@ def check_disjoint(rows: Iterable[Rows]) -> None:
         groups.setdefault((r.tensor.data_ptr(), r.page_size, r.page_stride), []).append(r)
     spans = []
     for group in groups.values():
-        if len(group) > 1:
-            _check_group(group)
-        first = min(group, key=lambda r: r.address)
-        last = max(group, key=lambda r: r.end)
-        spans.append((first.address, last.end, first.name))
+        base = min(r.address for r in group)
+        # parts that lie further apart than a page (heads outermost) are runs of their own
+        apart = [r for r in group if r.pages > 1 and r.address - base + r.page_span > r.page_stride]
+        together = [r for r in group if r not in apart]
+        if len(together) > 1:
+            _check_page(together)
+        for run in (together, *([r] for r in apart)):
+            first = min(run, key=lambda r: r.address)
+            spans.append((first.address, max(r.end for r in run), first.name))
     spans.sort()
     for (_, end, name), (start, _, other) in pairwise(spans):
         if start < end:
@@ -39,7 +43,7 @@ def check_disjoint(rows: Iterable[Rows]) -> None:
             )
 
 
-def _check_group(group: list[Rows]) -> None:
+def _check_page(group: list[Rows]) -> None:
     base = min(r.address for r in group)
     starts = np.concatenate(
         [np.arange(r.page_size) * r.token_stride + (r.address - base) for r in group]
@@ -52,9 +56,3 @@ def _check_group(group: list[Rows]) -> None:
     if clash.size:
         a, b = group[owner[order[clash[0]]]], group[owner[order[clash[0] + 1]]]
         raise ValueError(f"{a.name} and {b.name} share memory: rows of a page must not overlap")
-    pages = max(r.pages for r in group)
-    if pages > 1 and ends.max() > group[0].page_stride:
-        raise ValueError(
-            f"{group[0].name}: the rows of a page take {int(ends.max())} bytes, more than the "
-            f"page stride of {group[0].page_stride}"
-        )

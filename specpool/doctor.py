@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import specpool
-from specpool.backends import backend_for
+from specpool.backends import backend_for, why_not
 from specpool.demo.parts import PARTS
 
 _PACKAGES = ("torch", "triton", "numpy")
@@ -63,7 +63,14 @@ def _devices() -> list[torch.device]:
 
 
 def _device(device: torch.device) -> dict[str, str]:
-    backend, reason = backend_for(device)
+    try:
+        backend, reason = backend_for(device)
+    except ValueError as error:  # SPECPOOL_BACKEND names none
+        backend, reason = "none", str(error)
+    else:
+        refusal = why_not(backend, device)
+        if refusal:
+            backend, reason = "none", f"{reason}, but {refusal}"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:

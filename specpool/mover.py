@@ -6,6 +6,7 @@ it the call. Pools build one of these over their own rows; so may anyone over te
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from specpool.checks import PairCheck, check_accept, check_pairs
 from specpool.disjoint import check_disjoint
 from specpool.ops import register
 from specpool.rows import Rows, rows_from
+from specpool_kernels.device import is_capturing
 
 
 class _Service(NamedTuple):
@@ -35,6 +37,9 @@ class RowMover:
     before a byte moves on the CPU; on a GPU their pairs are dropped and counted (see ``check``),
     unless ``SPECPOOL_CHECK=1`` was set when the mover was built: then every call is validated
     first, at the price of one synchronisation, except while a graph is captured.
+
+    The rows' tensors are kept alive and must stay where they are: memory that was replaced is
+    noticed at the next call, and the cpu backend's views keep PyTorch from resizing it.
 
     Args:
         rows: what moves, all on one device; an empty list moves nothing.
@@ -62,6 +67,11 @@ class RowMover:
         self._captured = False
         self._counters: torch.Tensor | None = None
         self.launches = 0
+        if isinstance(rows, torch.Tensor | Rows):
+            raise TypeError(
+                f"a mover takes a list of Rows, which rows_from(tensor) gives, got "
+                f"{type(rows).__name__}"
+            )
         self._build(list(rows), {})
         self._handle = register(self)
 
@@ -142,6 +152,11 @@ class RowMover:
         device = self._rows[0].tensor.device
         window = check_accept(out_cache_loc, accept_index, accept_len, device)
         if window.numel() == 0 or accept_index.numel() == 0:
+            if device.type == "cpu" and bool(accept_len.any()):
+                raise ValueError(
+                    f"accept_len counts entries, but accept_index is {list(accept_index.shape)} "
+                    f"and out_cache_loc {list(window.shape)}: there are none"
+                )
             return
         moves, judge = self._ready(accept_index.numel())
         if judge is not None:
@@ -151,6 +166,8 @@ class RowMover:
 
     def copy_from(self, other: RowMover, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         """Copy ``mine[tgt_loc[i]] = others[src_loc[i]]`` from another mover's rows, in one launch.
+
+        Not for use inside ``torch.compile``.
 
         Args:
             other: a mover whose rows have these rows' widths, in order, on this device, and
@@ -178,7 +195,7 @@ class RowMover:
         self._ready(tgt_loc.numel())
         other._ready(0)
         moves, judge = self._copies_from(other)
-        if judge is not None and not _is_capturing(self._rows):
+        if judge is not None and not is_capturing(self._rows[0].tensor.device):
             judge.pairs(tgt_loc, src_loc)
         moves.move(tgt_loc, src_loc)
         self.launches += 1
@@ -228,10 +245,21 @@ class RowMover:
 
         Required before a graph is captured; afterwards such calls neither allocate nor
         synchronise.
+
+        Raises:
+            TypeError, ValueError: no integer of at least 1.
+            RuntimeError: more than was reserved when a move of this mover was captured.
         """
-        if max_pairs < 1:
+        if operator.index(max_pairs) < 1:
             raise ValueError(f"reserve needs at least 1 pair, got {max_pairs}")
-        self._reserved = max(self._reserved, max_pairs)
+        if max_pairs <= self._reserved:
+            return
+        if self._captured:
+            raise RuntimeError(
+                f"a move of this mover was captured with {self._reserved} pairs reserved, and the "
+                f"graph holds on to that scratch; reserve {max_pairs} before the capture"
+            )
+        self._reserved = max_pairs
         if self._service is not None:
             self._service.moves.reserve(self._reserved)
 
@@ -302,7 +330,12 @@ class RowMover:
                 row.check_memory()
             self._build(self._own, self._attached)
         assert self._service is not None
-        if not _is_capturing(self._rows):
+        if (
+            self._service.judge is not None
+        ):  # where values are read, shrunk memory is looked for too
+            for row in self._rows:
+                row.check_memory()
+        if not is_capturing(self._rows[0].tensor.device):
             return self._service
         if pairs > self._reserved:
             raise RuntimeError(
@@ -315,7 +348,7 @@ class RowMover:
     def _copies_from(self, other: RowMover) -> _Service:
         known = self._copies.get(other)
         if known is None or known[0] is not other._rows:
-            if _is_capturing(self._rows):
+            if is_capturing(self._rows[0].tensor.device):
                 raise RuntimeError(
                     "copy_from is captured into a graph; copy once between these movers before "
                     "the capture"
@@ -325,10 +358,6 @@ class RowMover:
             known = (other._rows, self._serve(self._name, self._rows, other._rows))
             self._copies[other] = known
         return known[1]
-
-
-def _is_capturing(rows: Sequence[Rows]) -> bool:
-    return rows[0].tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _some(values: Iterable[int]) -> str:

@@ -33,7 +33,8 @@ class Rows:
         page_size: slots a page; 1 for a flat buffer.
         page_stride: bytes from one page to the next; ``page_size * token_stride`` when not given.
         mapping: int64 ``[n]`` on the tensor's device, contiguous: a loc's row is
-            ``mapping[loc]``; an entry of 0 or less means that the loc has no row here.
+            ``mapping[loc]``; an entry of 0 or less means that the loc has no row here, and
+            entries above 0 differ (two locs that share a row are one target given twice).
         name: what messages call these rows.
 
     Raises:
@@ -221,6 +222,10 @@ def rows_from(
     """
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         raise TypeError(f"{name}: rows need a strided torch.Tensor, got {type(tensor).__name__}")
+    if widths is not None and layout != "page_split":
+        raise ValueError(f"{name}: widths describe 'page_split' pages, not {layout!r}")
+    if page_size is not None and layout == "nhd":
+        raise ValueError(f"{name}: 'nhd' has no pages; leave page_size out")
     if layout == "nhd":
         return [_nhd(tensor, mapping, name)]
     if layout == "hnd":

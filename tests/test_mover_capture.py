@@ -15,7 +15,7 @@ from specpool.rows import rows_from
 def capturing(monkeypatch):
     """A switch that makes the mover believe that a graph is being captured."""
     state = {"on": False}
-    monkeypatch.setattr(mover_module, "_is_capturing", lambda rows: state["on"])
+    monkeypatch.setattr(mover_module, "is_capturing", lambda device: state["on"])
 
     def switch(on: bool = True) -> None:
         state["on"] = on
@@ -50,6 +50,19 @@ def test_a_larger_call_than_reserved_is_refused(capturing):
     window, length = torch.arange(8).view(2, 4), torch.tensor([1, 1])
     with pytest.raises(RuntimeError, match="of 4 pairs"):
         mover.move_accepted(window, torch.tensor([[0, 1], [4, 5]]), length)
+
+
+def test_a_reserve_after_a_capture_grows_nothing(capturing):
+    """The graph holds on to its scratch: an equal reserve keeps it, a larger one is refused."""
+    _, mover = _mover()
+    mover.reserve(2)
+    capturing()
+    mover.move(*PAIRS)
+    capturing(False)
+    mover.reserve(2)
+    mover.reserve(1)
+    with pytest.raises(RuntimeError, match="captured with 2 pairs reserved"):
+        mover.reserve(3)
 
 
 def test_outside_a_capture_any_size_goes(capturing):

@@ -274,10 +274,10 @@ def test_heads_that_share_bytes_are_refused():
     with pytest.raises(ValueError, match="key, head 0 and key, head 1 share memory"):
         check_disjoint(rows)
     tensor = torch.zeros(200).as_strided((4, 2, 4, 8), (32, 16, 8, 1))
-    with pytest.raises(ValueError, match="share memory: rows of a page must not overlap"):
+    with pytest.raises(ValueError, match="head 0 and tensor, head 1 share memory"):
         check_disjoint(rows_from(tensor, "hnd"))
     tensor = torch.zeros(300).as_strided((4, 2, 4, 8), (48, 32, 8, 1))
-    with pytest.raises(ValueError, match="take 256 bytes, more than the page stride of 192"):
+    with pytest.raises(ValueError, match="head 0 and tensor, head 1 share memory"):
         check_disjoint(rows_from(tensor, "hnd"))
 
 
@@ -289,3 +289,20 @@ def test_one_tensor_in_two_layouts_is_refused():
 
 def test_the_example_in_the_documentation():
     assert doctest.testmod(rows_module) == (0, 2)
+
+
+def test_arguments_of_another_layout_are_refused():
+    flat = torch.zeros(8, 4)
+    with pytest.raises(ValueError, match="'nhd' has no pages"):
+        rows_from(flat, "nhd", page_size=4)
+    with pytest.raises(ValueError, match="widths describe 'page_split' pages, not 'nhd'"):
+        rows_from(flat, "nhd", widths=(4, 12))
+
+
+def test_heads_may_lie_outermost():
+    """Each head is a run of its own there, further from the next than a page."""
+    heads = torch.zeros(2, 3, 4, 5)
+    rows = rows_from(heads.permute(1, 0, 2, 3), "hnd")
+    check_disjoint(rows)
+    with pytest.raises(ValueError, match="share memory"):
+        check_disjoint([*rows, *rows_from(heads[1], "nhd", name="again")])

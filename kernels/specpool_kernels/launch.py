@@ -7,13 +7,13 @@ also serves CPU tensors, which is how its kernels are tested without a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 import triton
 
 from specpool_kernels import move, plan
+from specpool_kernels.device import is_capturing, on_device
 from specpool_kernels.table import RowSet, build_table
 
 _INTERPRETED_PROCESSORS = 2
@@ -93,7 +93,7 @@ class TritonMove:
         variants = plan.variants(self._reserved, self._table.copy)
         if any(v.kernel == "move_staged" for v in variants):
             for stream in (_CAPTURE, self._stream()):
-                self._scratch[stream] = self._allocate(self._scratch_bytes())
+                self._grown(stream, self._scratch_bytes())
         if move_is_interpreted():
             return
         skipped = [torch.full((1, 1), -1, dtype=d, device=self._device) for d in _LOC_DTYPES]
@@ -151,14 +151,17 @@ class TritonMove:
         return plan.scratch_bytes(self._reserved, self._table.blocks, self._processors)
 
     def _scratch_of(self, size: int) -> torch.Tensor:
-        capturing = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        stream = _CAPTURE if capturing else self._stream()
-        if stream not in self._scratch or self._scratch[stream].numel() < size:
-            self._scratch[stream] = self._allocate(max(size, self._scratch_bytes()))
-        return self._scratch[stream]
+        stream = _CAPTURE if is_capturing(self._device) else self._stream()
+        return self._grown(stream, size)
 
-    def _allocate(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.int8, device=self._device)
+    def _grown(self, stream: int, size: int) -> torch.Tensor:
+        """A stream's scratch, kept while it is large enough: graphs hold on to theirs."""
+        scratch = self._scratch.get(stream)
+        if scratch is None or scratch.numel() < size:
+            size = max(size, self._scratch_bytes())
+            scratch = torch.empty(size, dtype=torch.int8, device=self._device)
+            self._scratch[stream] = scratch
+        return scratch
 
     def _stream(self) -> int:
         if self._device.type != "cuda":
@@ -169,7 +172,7 @@ class TritonMove:
         self, variant: plan.Variant, grid: tuple[int, ...], *args: Any, **constants: bool
     ) -> None:
         kernel = getattr(move, variant.kernel)
-        with _on_device(self._device):
+        with on_device(self._device):
             kernel[grid](
                 self._table.words,
                 *args,
@@ -198,16 +201,10 @@ def _target(device: torch.device) -> tuple[int, bool, int]:
             f"the triton backend serves CUDA and HIP devices, got {device}; CPU tensors only "
             "under TRITON_INTERPRET=1"
         )
-    with _on_device(device):
+    with on_device(device):
         target = triton.runtime.driver.active.get_current_target()
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     return target.warp_size, target.backend == "hip", processors
-
-
-def _on_device(device: torch.device) -> AbstractContextManager[Any]:
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
 
 
 def _check_reach(tensor: torch.Tensor) -> None:

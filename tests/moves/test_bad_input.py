@@ -150,7 +150,7 @@ def test_accepted_slots_outside(on, pool):
 
 def test_windows_that_share_a_target(on, pool):
     window = on.loc([[0, 1, 2], [4, 1, 6]])
-    words = "target 1 is given with sources 2 and 6"
+    words = "slot 1 is in the windows of requests 0 and 1"
     pool(_accept(on, [[0, 2], [3, 5]], [2, 2], window), ValueError, words)
 
 
