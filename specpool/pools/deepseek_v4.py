@@ -24,7 +24,7 @@ from specpool.pools.latent import (
     quantize,
 )
 from specpool.pools.layer_buffers import LayerBufferPool
-from specpool.pools.store import HasLoc, check_device, check_values, checked_int
+from specpool.pools.store import HasLoc, Staged, check_device, check_values, checked_int, write
 from specpool.rows import Rows
 
 PAYLOAD_BYTES = NOPE + ROPE * 2
@@ -284,13 +284,13 @@ class DeepSeekV4SingleKVPool(LayerBufferPool):
         return values
 
     def _write_pack(self, index: int, slots: torch.Tensor, pack: NopeFp8RopeBf16Pack) -> None:
-        at = self._at(slots)
         payload, scale = self._slot_views(index)
-        payload[at] = torch.cat(
+        latent = torch.cat(
             [
                 pack.k_nope_fp8.view(torch.uint8),
                 pack.k_rope_bf16.contiguous().view(torch.uint8),
             ],
             dim=1,
         )
-        scale[..., :SCALES][at] = pack.scale_k_nope_ue8m0
+        views = [payload, scale[..., :SCALES]]
+        write(Staged(views, self._at(slots), [latent, pack.scale_k_nope_ue8m0]))

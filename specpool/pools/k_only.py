@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 
 from specpool.pools.layer_buffers import LayerBufferPool
-from specpool.pools.store import HasLoc, Write, checked_int
+from specpool.pools.store import HasLoc, Staged, checked_int, write
 from specpool.rows import Rows
 
 
@@ -103,7 +103,7 @@ class MHATokenToKOnlyPool(LayerBufferPool):
         ``layer_id`` is the id that ``get_key_buffer`` takes. Locs, scale and errors are those of
         ``MHATokenToKVPool.set_kv_buffer``.
         """
-        self.stage_k_buffer(layer_id, loc, cache_k, k_scale)()
+        write(self.stage_k_buffer(layer_id, loc, cache_k, k_scale))
 
     def stage_k_buffer(
         self,
@@ -111,12 +111,12 @@ class MHATokenToKOnlyPool(LayerBufferPool):
         loc: torch.Tensor | HasLoc,
         cache_k: torch.Tensor,
         k_scale: float | torch.Tensor | None = None,
-    ) -> Write:
-        """Check and convert a store without doing it; calling what is returned writes."""
+    ) -> Staged:
+        """Check and convert a store without doing it; ``store.write`` does it."""
         index = self._index(layer_id)
         slots = self._checked_slots(loc)
         k = self._stored("cache_k", cache_k, k_scale, slots, (self.head_num, self.head_dim))
-        return self._write(index, slots, [k])
+        return self._staged(index, slots, [k])
 
     def get_value_buffer(self, layer_id: int) -> NoReturn:
         """Refused: no values are stored.

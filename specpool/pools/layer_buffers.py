@@ -15,6 +15,7 @@ import torch
 from specpool.pools.base import KVCache
 from specpool.pools.store import (
     HasLoc,
+    Staged,
     Write,
     cast,
     check_device,
@@ -23,6 +24,7 @@ from specpool.pools.store import (
     check_values,
     slots_of,
     within,
+    write,
 )
 from specpool.rows import Rows, rows_from
 
@@ -89,15 +91,9 @@ class LayerBufferPool(KVCache):
         scale = check_scale(f"the scale of {name}", scale, self._device)
         return cast(values, scale, self.dtype).view(self.store_dtype)
 
-    def _write(self, index: int, slots: torch.Tensor, values: Sequence[torch.Tensor]) -> Write:
-        """A write of ``values[i]`` into slot view i of layer number ``index``."""
-
-        def write() -> None:
-            at = self._at(slots)
-            for view, value in zip(self._slot_views(index), values, strict=True):
-                view[at] = value
-
-        return write
+    def _staged(self, index: int, slots: torch.Tensor, values: Sequence[torch.Tensor]) -> Staged:
+        """A store of ``values[i]`` into slot view i of layer number ``index``."""
+        return Staged(self._slot_views(index), self._at(slots), values)
 
     # Host copies
 
@@ -180,15 +176,15 @@ class LayerBufferPool(KVCache):
                 f"the host copy has {len(kv_cache_cpu)} layers, the pool {self.layer_num}"
             )
         writes = [
-            write
+            load_chunk
             for index, chunks in enumerate(kv_cache_cpu)
-            for write in self._stage_layer(index, chunks, slots)
+            for load_chunk in self._stage_layer(index, chunks, slots)
         ]
 
         def load() -> None:
             self._synchronize()
-            for write in writes:
-                write()
+            for load_chunk in writes:
+                load_chunk()
             self._synchronize()
 
         return load
@@ -214,7 +210,7 @@ class LayerBufferPool(KVCache):
 
     def _load(self, index: int, slots: torch.Tensor, parts: list[torch.Tensor]) -> Write:
         # Chunk by chunk, so that the device never holds the whole copy a second time.
-        return lambda: self._write(index, slots, [part.to(self._device) for part in parts])()
+        return lambda: write(self._staged(index, slots, [part.to(self._device) for part in parts]))
 
     def _synchronize(self) -> None:
         """Wait for every stream: a layer may still be in transfer on one of them."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from specpool.pools.layer_buffers import LayerBufferPool
-from specpool.pools.store import HasLayerId, HasLoc, Write, checked_int, layer_id_of
+from specpool.pools.store import HasLayerId, HasLoc, Staged, checked_int, layer_id_of, write
 from specpool.rows import Rows
 
 BufInfos = tuple[list[int], list[int], list[int]]
@@ -292,7 +292,7 @@ class MHATokenToKVPool(LayerBufferPool):
         if dcp_kv_mask is not None:
             raise self._refuse("dcp_kv_mask", "loc, cache_k and cache_v of the masked tokens only")
         layer_id = layer_id_of(layer, layer_id_override)
-        self.stage_kv_buffer(layer_id, loc_info, cache_k, cache_v, k_scale, v_scale)()
+        write(self.stage_kv_buffer(layer_id, loc_info, cache_k, cache_v, k_scale, v_scale))
 
     def stage_kv_buffer(
         self,
@@ -302,8 +302,8 @@ class MHATokenToKVPool(LayerBufferPool):
         cache_v: torch.Tensor,
         k_scale: float | torch.Tensor | None = None,
         v_scale: float | torch.Tensor | None = None,
-    ) -> Write:
-        """Check and convert a store without doing it; calling what is returned writes.
+    ) -> Staged:
+        """Check and convert a store without doing it; ``store.write`` does it.
 
         Arguments and errors are those of ``set_kv_buffer``.
         """
@@ -311,4 +311,4 @@ class MHATokenToKVPool(LayerBufferPool):
         slots = self._checked_slots(loc_info)
         k = self._stored("cache_k", cache_k, k_scale, slots, (self.head_num, self.head_dim))
         v = self._stored("cache_v", cache_v, v_scale, slots, (self.head_num, self.v_head_dim))
-        return self._write(index, slots, [k, v])
+        return self._staged(index, slots, [k, v])

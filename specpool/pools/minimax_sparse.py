@@ -16,7 +16,7 @@ from specpool.pools.base import KVCache
 from specpool.pools.k_only import MHATokenToKOnlyPool
 from specpool.pools.layer_buffers import LayerBufferPool
 from specpool.pools.mha import BufInfos, MHATokenToKVPool, buf_infos
-from specpool.pools.store import HasLayerId, HasLoc, Write, layer_id_of
+from specpool.pools.store import HasLayerId, HasLoc, Staged, layer_id_of, write
 from specpool.pools.sub_pools import built, check_ids, numbered, sub_layer
 from specpool.rows import Rows
 
@@ -287,7 +287,8 @@ class MiniMaxSparseKVPool(KVCache):
     ) -> None:
         """Write main K and V ``[n, head_num, head_dim]`` of a layer, dense or sparse."""
         layer_id = layer_id_of(layer)
-        self.main_pool.stage_kv_buffer(layer_id, loc_info, cache_k, cache_v, k_scale, v_scale)()
+        pool = self.main_pool
+        write(pool.stage_kv_buffer(layer_id, loc_info, cache_k, cache_v, k_scale, v_scale))
 
     def set_index_kv_buffer(
         self,
@@ -300,7 +301,7 @@ class MiniMaxSparseKVPool(KVCache):
     ) -> None:
         """Write index K and V ``[n, 1, idx_head_dim]`` of a layer that has both."""
         pool, local = self._index_kv(layer_id_of(layer))
-        pool.stage_kv_buffer(local, loc, cache_idx_k, cache_idx_v, k_scale, v_scale)()
+        write(pool.stage_kv_buffer(local, loc, cache_idx_k, cache_idx_v, k_scale, v_scale))
 
     def set_index_k_buffer(
         self,
@@ -311,7 +312,7 @@ class MiniMaxSparseKVPool(KVCache):
     ) -> None:
         """Write index K ``[n, 1, idx_head_dim]`` of a layer without index V."""
         pool, local = self._index_k(layer_id_of(layer))
-        pool.stage_k_buffer(local, loc, cache_idx_k, k_scale)()
+        write(pool.stage_k_buffer(local, loc, cache_idx_k, k_scale))
 
     def set_fused_kv_index_buffer(
         self,
@@ -333,7 +334,7 @@ class MiniMaxSparseKVPool(KVCache):
         """
         layer_id = layer_id_of(layer)
         main = self.main_pool.stage_kv_buffer(layer_id, loc, cache_k, cache_v, k_scale, v_scale)
-        index: Write
+        index: Staged
         if cache_idx_v is None:
             k_pool, local = self._index_k(layer_id)
             index = k_pool.stage_k_buffer(local, loc, cache_idx_k, idx_k_scale)
@@ -342,8 +343,7 @@ class MiniMaxSparseKVPool(KVCache):
             index = kv_pool.stage_kv_buffer(
                 local, loc, cache_idx_k, cache_idx_v, idx_k_scale, idx_v_scale
             )
-        main()
-        index()
+        write(main, index)
 
     # Host copies
 
@@ -391,5 +391,5 @@ class MiniMaxSparseKVPool(KVCache):
             for part, pool in self._parts().items()
             if pool is not None
         ]
-        for write in writes:
-            write()
+        for load in writes:
+            load()

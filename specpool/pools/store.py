@@ -1,7 +1,7 @@
 """What setters do to their arguments before a byte is written: check them, scale them, cast them.
 
-Nothing here writes, and nothing changes the caller's tensors: a setter that has passed through
-these functions cannot fail half way.
+Only ``write`` writes, and nothing changes the caller's tensors: a setter whose arguments have
+passed through the other functions cannot fail half way.
 """
 
 from __future__ import annotations
@@ -11,14 +11,40 @@ import operator
 import os
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2)
 
 Write = Callable[[], None]
-"""A store that has been checked and converted; calling it writes the bytes."""
+"""A load that has been checked; calling it writes the bytes."""
+
+
+class Staged(NamedTuple):
+    """A store that has been checked and converted: ``views[i][at] = values[i]`` for every i."""
+
+    views: Sequence[torch.Tensor]
+    at: tuple[torch.Tensor, ...]
+    values: Sequence[torch.Tensor]
+
+
+def write(*stores: Staged) -> None:
+    """Do ``stores`` in order, as if every value were read before the first byte is written."""
+    written = {_memory(view) for staged in stores for view in staged.views}
+    # A view of the pool's own buffers may be given as a value; torch refuses some overlaps only.
+    read = [
+        [value.clone() if _memory(value) in written else value for value in staged.values]
+        for staged in stores
+    ]
+    for staged, values in zip(stores, read, strict=True):
+        for view, value in zip(staged.views, values, strict=True):
+            view[staged.at] = value
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Where a tensor's storage begins; the same for all while compiling, which cannot tell."""
+    return 0 if torch.compiler.is_compiling() else tensor.untyped_storage().data_ptr()
 
 
 class HasLayerId(Protocol):
