@@ -1,7 +1,8 @@
 """DeepSeek-V4's compressed single KV behind a mapping: a loc's slot here is ``mapping[loc]``.
 
 The engine owns the mapping and changes its entries in place; 0 and less mean that a loc has no slot
-on the device now. Setters, host copies and moves take locs and translate them.
+on the device now. Setters, host copies and moves take locs and translate them: a store without a
+slot goes to the dummy slot 0, a move skips it, a host copy refuses it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,14 @@ class HiSparseC4DevicePool(DeepSeekV4SingleKVPool):
         Entries may change in place at any time; a tensor registered later takes this one's place.
 
         Raises:
+            TypeError: it is no tensor.
             ValueError: it is not such a tensor.
         """
         mapping = full_to_hisparse_device_index_mapping
+        if not isinstance(mapping, torch.Tensor):
+            raise TypeError(
+                f"a mapping must be a contiguous int64 tensor [n], got {type(mapping).__name__}"
+            )
         if mapping.dtype != torch.int64 or mapping.dim() != 1 or not mapping.is_contiguous():
             raise ValueError(
                 f"a mapping must be contiguous int64 [n], got {mapping.dtype} "
@@ -46,6 +52,22 @@ class HiSparseC4DevicePool(DeepSeekV4SingleKVPool):
                 "HiSparseC4DevicePool has no mapping yet; call register_mapping(mapping) first"
             )
         return self.full_to_hisparse_device_index_mapping
+
+    def _entries(self) -> torch.Tensor:
+        """The mapping, to be indexed: torch reads past a storage that was shrunk in place.
+
+        Moves need no such look: their mover notices memory that changed.
+        """
+        mapping = self._mapping()
+        if torch.compiler.is_compiling():
+            return mapping
+        held = mapping.untyped_storage().nbytes() // mapping.element_size()
+        if mapping.storage_offset() + mapping.numel() > held:
+            raise RuntimeError(
+                f"the mapping's memory was freed or shrunk to {held} entries, and it has "
+                f"{mapping.numel()}; call register_mapping with a mapping that holds its entries"
+            )
+        return mapping
 
     def rows(self) -> list[Rows]:
         """As the parent's, behind the mapping; see ``KVCache.rows``.
@@ -84,7 +106,7 @@ class HiSparseC4DevicePool(DeepSeekV4SingleKVPool):
 
     def _translate_loc_to_hisparse_device(self, compressed_indices: torch.Tensor) -> torch.Tensor:
         """Slots of compressed locs, int64; engines call it by this name."""
-        return self._mapping()[compressed_indices]
+        return self._entries()[compressed_indices]
 
     def translate_loc_from_full_to_hisparse_device(
         self, full_indices: torch.Tensor
@@ -97,12 +119,13 @@ class HiSparseC4DevicePool(DeepSeekV4SingleKVPool):
     def _checked_slots(self, loc_info: torch.Tensor | HasLoc) -> torch.Tensor:
         loc = slots_of("loc", loc_info)
         check_device("loc", loc, self._device)
-        mapping = self._mapping()
-        # An unmapped loc is padding or was freed: its entry of 0 leads to the dummy slot.
-        return within("mapping[loc]", mapping[within("loc", loc, mapping.numel())], self.slots)
+        mapping = self._entries()
+        # An unmapped loc is padding or was freed: 0 and less lead to the dummy slot.
+        slots = mapping[within("loc", loc, mapping.numel())].clamp_min(0)
+        return within("mapping[loc]", slots, self.slots)
 
     def _host_slots(self, indices: torch.Tensor) -> torch.Tensor:
-        mapping = self._mapping()
+        mapping = self._entries()
         loc = slots_of("indices", indices)
         check_range("indices", loc, mapping.numel())
         slots = mapping[loc.to(self._device)]

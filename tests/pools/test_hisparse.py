@@ -26,17 +26,24 @@ def test_stores_and_reads_translate():
     )
 
 
-def test_a_loc_without_a_slot_writes_the_dummy_slot_only():
+@pytest.mark.parametrize("nowhere", [0, 38, 39], ids=["loc 0", "entry 0", "entry -1"])
+@pytest.mark.parametrize("check", ["0", "1"])
+def test_a_loc_without_a_slot_writes_the_dummy_slot_only(nowhere, check, monkeypatch):
+    monkeypatch.setenv("SPECPOOL_CHECK", check)
     pool = cases.hisparse()
-    pool.set_key_buffer_fused(1, cases.loc(39 - 1, 0), latents(1).expand(2, -1))
+    pool.set_key_buffer_fused(1, cases.loc(nowhere, 0), latents(1).expand(2, -1))
+    assert torch.equal(
+        pool.get_dequantized(1, cases.loc(nowhere)), pool.get_dequantized(1, cases.loc(0))
+    )
+    assert pool.kv_buffer[0][0, :576].any()
     for slot in range(1, pool.slots):
         page, offset = divmod(slot, 4)
         assert not pool.kv_buffer[0][page, offset * 576 : offset * 576 + 576].any()
 
 
-@pytest.mark.parametrize("bad", [40, -1, 39])
+@pytest.mark.parametrize("bad", [40, -1])
 def test_a_bad_loc_is_refused(bad):
-    pool = cases.hisparse()  # entry 39 is the sentinel -1
+    pool = cases.hisparse()
     cases.fill(pool)
     before = cases.snapshot(pool)
     with pytest.raises(IndexError, match="outside"):
@@ -96,13 +103,28 @@ def test_a_bad_mapping_is_refused(mapping):
         bare().register_mapping(mapping)
     with pytest.raises(ValueError, match="mapping is on meta"):
         bare().register_mapping(torch.zeros(3, dtype=torch.int64, device="meta"))
+    with pytest.raises(TypeError, match=r"contiguous int64 tensor \[n\], got list"):
+        bare().register_mapping([1, 2])
 
 
-def test_a_freed_mapping_is_refused():
+@pytest.mark.parametrize("held", [0, 30], ids=["freed", "shrunk"])
+def test_a_mapping_whose_memory_shrank_is_refused_before_it_is_read(held):
     pool = cases.hisparse()
-    pool.full_to_hisparse_device_index_mapping.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match="the mapping's memory was freed"):
-        pool.move_kv_cache(cases.loc(3), cases.loc(4))
+    cases.fill(pool)
+    copy = pool.get_cpu_copy(cases.loc(3))
+    before = cases.snapshot(pool)
+    pool.full_to_hisparse_device_index_mapping.untyped_storage().resize_(held * 8)
+    for use in (
+        lambda: pool.set_key_buffer_fused(1, cases.loc(35), latents(1)),
+        lambda: pool.get_dequantized(1, cases.loc(35)),
+        lambda: pool.get_cpu_copy(cases.loc(3)),
+        lambda: pool.load_cpu_copy(copy, cases.loc(3)),
+        lambda: pool.translate_loc_to_hisparse_device(cases.loc(35)),
+        lambda: pool.move_kv_cache(cases.loc(3), cases.loc(35)),
+    ):
+        with pytest.raises(RuntimeError, match="the mapping's memory was freed or shrunk to"):
+            use()
+    assert cases.unchanged(pool, before)
 
 
 def test_translations():
