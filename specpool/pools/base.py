@@ -241,7 +241,10 @@ class KVCache(abc.ABC):
         """The mover over all rows of this pool, built when first asked for.
 
         Buffers that were replaced since are noticed here, and the mover is given their rows;
-        attachments, reserved scratch and counters stay.
+        attachments, reserved scratch and counters stay. A mover that is kept while a buffer is
+        replaced moves, and keeps alive, the old tensor until this is asked for again, which every
+        move of the pool does. On the CPU backend its numpy views pin the buffers: their storage
+        cannot be resized from then on (a tensor may still be given other memory by ``set_``).
 
         Raises:
             ValueError: as ``rows``.

@@ -124,6 +124,27 @@ def test_a_replaced_buffer_is_noticed_and_the_mover_stays(pool):
     assert mover.launches == 2
 
 
+def test_a_mover_that_is_kept_has_the_old_buffers_until_the_pool_is_asked_again():
+    pool = cases.k_only(dtype=torch.float32)
+    mover, old = pool.mover, pool.k_buffer[0]
+    pool.k_buffer[0] = torch.zeros_like(old)
+    old[2] = 7
+    mover.move(cases.loc(1), cases.loc(2))
+    assert (old[1] == 7).all()
+    pool.k_buffer[0][2] = 5
+    assert pool.mover is mover
+    mover.move(cases.loc(1), cases.loc(2))
+    assert (pool.k_buffer[0][1] == 5).all()
+    assert (old[1] == 7).all()
+
+
+def test_a_mover_on_the_cpu_pins_the_buffers_storage():
+    pool = cases.k_only(dtype=torch.float32)
+    assert pool.mover.backend == "cpu"
+    with pytest.raises(RuntimeError, match="not resizable"):
+        pool.k_buffer[0].untyped_storage().resize_(0)
+
+
 def test_memory_given_to_the_same_tensor_is_noticed():
     pool = cases.k_only(dtype=torch.float32)
     pool.move_kv_cache(cases.loc(1), cases.loc(2))
