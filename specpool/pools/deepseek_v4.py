@@ -155,10 +155,12 @@ class DeepSeekV4SingleKVPool(LayerBufferPool):
     def _join(self, parts: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(parts, dim=1)
 
-    def _split(self, chunk: Any) -> list[Any]:
-        if not isinstance(chunk, torch.Tensor) or chunk.shape[1:] != (self.kv_cache_total_dim,):
-            got = list(chunk.shape) if isinstance(chunk, torch.Tensor) else repr(chunk)
-            raise ValueError(f"a chunk must be uint8 [n, {self.kv_cache_total_dim}], got {got}")
+    def _split(self, where: str, chunk: Any) -> list[Any]:
+        wanted = f"{where} needs torch.uint8 [n, {self.kv_cache_total_dim}]"
+        if not isinstance(chunk, torch.Tensor):
+            raise TypeError(f"{wanted}, got {type(chunk).__name__}")
+        if chunk.shape[1:] != (self.kv_cache_total_dim,):
+            raise ValueError(f"{wanted}, got {chunk.dtype} {list(chunk.shape)}")
         return list(torch.split(chunk, list(WIDTHS), dim=1))
 
     def get_kv_size_bytes(self) -> tuple[int, int]:
@@ -227,7 +229,7 @@ class DeepSeekV4SingleKVPool(LayerBufferPool):
             cache_nope_fp8_rope_bf16_pack: see ``NopeFp8RopeBf16Pack``; SGLang's own will do.
 
         Raises:
-            TypeError: locs of a wrong dtype.
+            TypeError: locs of a wrong dtype; a pack, or a part of one, that is none.
             ValueError: a layer the pool lacks; wrong dtypes, shapes or devices in the pack.
             IndexError: a slot outside the pool (on a CPU, or with ``SPECPOOL_CHECK=1``). Nothing
                 has been written in any of these cases.
@@ -235,11 +237,9 @@ class DeepSeekV4SingleKVPool(LayerBufferPool):
         index = self._index(layer_id)
         slots = self._checked_slots(loc)
         pack = cache_nope_fp8_rope_bf16_pack
-        nope = self._checked("k_nope_fp8", pack.k_nope_fp8, E4M3, slots, NOPE)
-        rope = self._checked("k_rope_bf16", pack.k_rope_bf16, torch.bfloat16, slots, ROPE)
-        scale = self._checked(
-            "scale_k_nope_ue8m0", pack.scale_k_nope_ue8m0, torch.uint8, slots, SCALES
-        )
+        nope = self._part("k_nope_fp8", pack, E4M3, slots, NOPE)
+        rope = self._part("k_rope_bf16", pack, torch.bfloat16, slots, ROPE)
+        scale = self._part("scale_k_nope_ue8m0", pack, torch.uint8, slots, SCALES)
         self._write_pack(index, slots, NopeFp8RopeBf16Pack(nope, rope, scale))
 
     def set_key_buffer_fused(
@@ -272,9 +272,18 @@ class DeepSeekV4SingleKVPool(LayerBufferPool):
         """
         raise self._refuse("set_kv_buffer", "set_key_buffer or set_key_buffer_fused")
 
-    def _checked(
-        self, name: str, values: torch.Tensor, dtype: torch.dtype, slots: torch.Tensor, width: int
+    def _part(
+        self, name: str, pack: LatentPack, dtype: torch.dtype, slots: torch.Tensor, width: int
     ) -> torch.Tensor:
+        try:
+            values = getattr(pack, name)
+        except AttributeError:
+            raise TypeError(
+                "cache_nope_fp8_rope_bf16_pack must have k_nope_fp8, k_rope_bf16 and "
+                f"scale_k_nope_ue8m0, as NopeFp8RopeBf16Pack has; got {type(pack).__name__}"
+            ) from None
+        if not isinstance(values, torch.Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(values).__name__}")
         if values.dtype != dtype or tuple(values.shape) != (slots.numel(), width):
             raise ValueError(
                 f"{name} must be {dtype} {[slots.numel(), width]}, got {values.dtype} "

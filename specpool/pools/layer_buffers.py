@@ -19,6 +19,7 @@ from specpool.pools.store import (
     Write,
     cast,
     check_device,
+    check_list,
     check_range,
     check_scale,
     check_values,
@@ -102,8 +103,12 @@ class LayerBufferPool(KVCache):
         (part,) = parts
         return part
 
-    def _split(self, chunk: Any) -> list[Any]:
-        """The inverse of ``_join``."""
+    def _split(self, where: str, chunk: Any) -> list[Any]:
+        """The inverse of ``_join``; ``where`` is what messages call the chunk.
+
+        Raises:
+            TypeError, ValueError: it is nothing that ``_join`` returns.
+        """
         return [chunk]
 
     def _host_slots(self, indices: torch.Tensor) -> torch.Tensor:
@@ -159,7 +164,8 @@ class LayerBufferPool(KVCache):
             req_pool_index: likewise.
 
         Raises:
-            TypeError: ``indices`` is no int32 or int64 tensor.
+            TypeError: ``indices`` is no int32 or int64 tensor, or the copy is not made of lists of
+                tensors as ``get_cpu_copy`` makes them.
             IndexError: a slot that the pool does not have.
             ValueError: a repeated slot, or a copy whose layers, chunks, shapes, dtypes or rows are
                 not what these slots need. Nothing has been written then.
@@ -168,6 +174,7 @@ class LayerBufferPool(KVCache):
 
     def stage_cpu_copy(self, kv_cache_cpu: Any, indices: torch.Tensor) -> Write:
         """Check a load without doing it; calling what is returned writes. See ``load_cpu_copy``."""
+        check_list("the host copy", kv_cache_cpu, "of layers, as get_cpu_copy returns")
         slots = self._host_slots(indices)
         if torch.unique(slots).numel() != slots.numel():
             raise ValueError("indices name a slot twice; each saved row needs a slot of its own")
@@ -192,9 +199,10 @@ class LayerBufferPool(KVCache):
     def _stage_layer(self, index: int, chunks: Sequence[Any], slots: torch.Tensor) -> list[Write]:
         at, views = self._at(slots[:0]), self._slot_views(index)
         writes, start = [], 0
+        check_list(f"layer {index} of the host copy", chunks, "of chunks")
         for number, chunk in enumerate(chunks):
             where = f"layer {index}, chunk {number} of the host copy"
-            parts = self._split(chunk)
+            parts = self._split(where, chunk)
             if len(parts) != len(views):
                 raise ValueError(f"{where} has {len(parts)} tensors, expected {len(views)}")
             for part, view in zip(parts, views, strict=True):
@@ -220,14 +228,12 @@ class LayerBufferPool(KVCache):
 
 def _check_part(where: str, part: Any, view: torch.Tensor, indexed: int, first: Any) -> None:
     wanted = tuple(view.shape[indexed:])
+    needs = f"{where} needs {view.dtype} [n, {', '.join(map(str, wanted))}]"
+    if not isinstance(part, torch.Tensor):
+        raise TypeError(f"{needs}, got {type(part).__name__}")
     if (
-        not isinstance(part, torch.Tensor)
-        or part.dtype != view.dtype
+        part.dtype != view.dtype
         or part.shape[:1] != first.shape[:1]
         or tuple(part.shape[1:]) != wanted
     ):
-        got = f"{part.dtype} {list(part.shape)}" if isinstance(part, torch.Tensor) else repr(part)
-        raise ValueError(
-            f"{where} needs {view.dtype} [n, {', '.join(map(str, wanted))}] (n as in its first "
-            f"tensor), got {got}"
-        )
+        raise ValueError(f"{needs} (n as in its first tensor), got {part.dtype} {list(part.shape)}")

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 
 from specpool.pools.layer_buffers import LayerBufferPool
-from specpool.pools.store import HasLayerId, HasLoc, Staged, checked_int, layer_id_of, write
+from specpool.pools.store import (
+    HasLayerId,
+    HasLoc,
+    Staged,
+    check_list,
+    checked_int,
+    layer_id_of,
+    write,
+)
 from specpool.rows import Rows
 
 BufInfos = tuple[list[int], list[int], list[int]]
@@ -185,7 +193,8 @@ class MHATokenToKVPool(LayerBufferPool):
     def _join(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
         return parts
 
-    def _split(self, chunk: Any) -> list[Any]:
+    def _split(self, where: str, chunk: Any) -> list[Any]:
+        check_list(where, chunk, "of K and V")
         return list(chunk)
 
     def get_kv_size_bytes(self) -> tuple[int, int]:

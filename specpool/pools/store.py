@@ -180,6 +180,16 @@ def check_values(
     return values.detach().reshape(wanted)
 
 
+def check_list(what: str, given: Any, of: str) -> None:
+    """Refuse what is no list or tuple.
+
+    Raises:
+        TypeError: names ``what`` was given, and what it is a list ``of``.
+    """
+    if not isinstance(given, (list, tuple)):
+        raise TypeError(f"{what} must be a list {of}, got {type(given).__name__}")
+
+
 def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     """Refuse a tensor that is not on the pool's device.
 

@@ -164,6 +164,24 @@ def test_a_refused_pack_leaves_every_byte(change, error, message):
     assert cases.unchanged(pool, before)
 
 
+@pytest.mark.parametrize(
+    ("pack", "message"),
+    [
+        (None, "must have k_nope_fp8, k_rope_bf16 and scale_k_nope_ue8m0, .* got NoneType"),
+        (SimpleNamespace(k_nope_fp8=PACK.k_nope_fp8), "must have .* got SimpleNamespace"),
+        (NopeFp8RopeBf16Pack(PACK.k_nope_fp8, None, None), "k_rope_bf16 must be a tensor, got N"),
+    ],
+    ids=["None", "one part", "no rope"],
+)
+def test_what_is_no_pack_is_refused(pack, message):
+    pool = cases.single()
+    cases.fill(pool)
+    before = cases.snapshot(pool)
+    with pytest.raises(TypeError, match=message):
+        pool.set_key_buffer(0, cases.loc(3, 5), pack)
+    assert cases.unchanged(pool, before)
+
+
 def test_a_refused_fused_store_leaves_every_byte():
     pool = cases.single()
     cases.fill(pool)

@@ -108,25 +108,46 @@ def break_last(change):
     return apply
 
 
+def break_chunk(saved):
+    layers_of(saved)[-1][-1] = None
+
+
+def break_layer(saved):
+    layers_of(saved)[-1] = None
+
+
 FAULTS = {
-    "layers": (break_layers, "layers, the pool"),
-    "rows": (break_rows, "rows for 5 indices"),
-    "dtype": (break_last(lambda t: t.to(torch.int16)), "needs|must be"),
-    "width": (break_last(lambda t: t[..., 1:]), "needs|must be uint8"),
-    "a row": (break_last(lambda t: t[1:]), "needs|rows for 5 indices"),
-    "nothing": (break_last(lambda t: None), "needs|must be|got None"),
+    "layers": (break_layers, ValueError, "layers, the pool"),
+    "rows": (break_rows, ValueError, "rows for 5 indices"),
+    "dtype": (break_last(lambda t: t.to(torch.int16)), ValueError, "needs"),
+    "width": (break_last(lambda t: t[..., 1:]), ValueError, "needs"),
+    "a row": (break_last(lambda t: t[1:]), ValueError, "needs|rows for 5 indices"),
+    "no tensor": (break_last(lambda t: None), TypeError, "chunk 0 .*needs torch.*got NoneType"),
+    "no chunk": (break_chunk, TypeError, "chunk 0 .*(needs|a list of K and V).*got NoneType"),
+    "no layer": (break_layer, TypeError, "layer . .*must be a list of chunks, got NoneType"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_host_copy_is_refused_before_the_first_byte(pool, fault):
     saved = copying.deepcopy(pool.get_cpu_copy(cases.loc(1, 2, 3, 4, 5)))
-    damage, message = FAULTS[fault]
+    damage, error, message = FAULTS[fault]
     damage(saved)
     before = cases.snapshot(pool)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(error, match=message):
         pool.load_cpu_copy(saved, cases.loc(11, 12, 13, 14, 15))
     assert cases.unchanged(pool, before)
+
+
+@pytest.mark.parametrize("given", [None, 3, iter([])], ids=["None", "a number", "an iterator"])
+def test_what_is_no_host_copy_is_refused(pool, given):
+    wanted = rf"the host copy must be a (dict|list) of .* got {type(given).__name__}"
+    with pytest.raises(TypeError, match=wanted):
+        pool.load_cpu_copy(given, cases.loc(1))
+    if isinstance(pool, MiniMaxSparseKVPool):
+        copy = pool.get_cpu_copy(cases.loc(1)) | {"index_k": 3}
+        with pytest.raises(TypeError, match=r"must be a list of layers, .* got int"):
+            pool.load_cpu_copy(copy, cases.loc(2))
 
 
 @pytest.mark.parametrize(
