@@ -92,3 +92,27 @@ def test_moves_through_scratch_wait_after_every_pass(on, programs, register_limi
     orders = programs(buffers, lambda: mover.move(places, places.roll(1)))
     assert any(order.count("LBSB") > 1 for order in orders)
     assert all(not order.replace("LBSB", "").strip("B") for order in orders)
+
+
+def test_programs_share_no_scratch(on, monkeypatch, register_limit):
+    """Here one program runs after another; on a GPU they would overwrite each other's rows."""
+    builder = pytest.importorskip("triton.runtime.interpreter").InterpreterBuilder
+    count = register_limit + 36
+    buffers = _buffers(on, count)
+    mover = on.mover(*buffers)
+    mover.reserve(count)
+    moves = mover._service.moves
+    scratch = moves._scratch[moves._stream()]
+    used, store, begin = [], builder.create_masked_store, builder.set_grid_idx
+
+    def recorded(self, pointers, value, mask, *args):
+        places = pointers.data[mask.data.astype(bool)].astype("int64") - scratch.data_ptr()
+        used[-1].update(places[(places >= 0) & (places < scratch.numel())].tolist())
+        return store(self, pointers, value, mask, *args)
+
+    monkeypatch.setattr(builder, "create_masked_store", recorded)
+    monkeypatch.setattr(builder, "set_grid_idx", lambda *a: (used.append(set()), begin(*a))[1])
+    places = torch.arange(count, device=on.device)
+    mover.move(places, places.roll(1))
+    assert len([program for program in used if program]) > 1
+    assert len(set().union(*used)) == sum(map(len, used))
