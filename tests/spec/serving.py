@@ -4,6 +4,7 @@ The oracle of text is the demo's plain greedy decoding, one request at a time; t
 one plain forward of a row's own tokens on a pool of its own. Neither knows a slot of the loop's.
 """
 
+import dataclasses
 import functools
 import random
 
@@ -23,7 +24,6 @@ from specpool.spec import DraftModel, DraftTree, DraftVerifyLoop, PromptLookup
 CPU = torch.device("cpu")
 VOCAB = 61
 CONFIG = Config(3, 32, 64, 4, 2, 8, VOCAB, 4096, 1e4, 1e-5, None)
-DRAFT_CONFIG = Config(1, 16, 32, 2, 1, 8, VOCAB, 4096, 1e4, 1e-5, None)
 SPARSITY = Sparsity(dense_layers=1, block=4, topk=3, alpha=1.0)  # selects from 12 tokens on
 NEW = 20
 EXACT = 1e-9
@@ -42,12 +42,20 @@ ATTENTIONS = {"mha": DenseAttention, "minimax": minimax}
 
 
 @functools.cache
-def model(config=CONFIG):
-    return Llama(random_weights(config, dtype=torch.float64, seed=3))
+def model():
+    return Llama(random_weights(CONFIG, dtype=torch.float64, seed=3))
 
 
-def attention(kind, size, page=1, config=CONFIG):
-    return ATTENTIONS[kind](config, size, torch.float64, CPU, page_size=page)
+@functools.cache
+def draft_model():
+    """The same model with noise in its head: often right, and never for sure."""
+    weights = random_weights(CONFIG, dtype=torch.float64, seed=3)
+    noise = torch.randn(weights.head.shape, generator=torch.Generator().manual_seed(5))
+    return Llama(dataclasses.replace(weights, head=weights.head + 0.1 * noise.double()))
+
+
+def attention(kind, size, page=1):
+    return ATTENTIONS[kind](CONFIG, size, torch.float64, CPU, page_size=page)
 
 
 @functools.cache
@@ -64,9 +72,8 @@ def kv_error(target, tokens, slots):
     """How far the KV in ``slots`` is from one plain forward of ``tokens``."""
     if not tokens:
         return 0.0
-    config = target.model.config
     kind = "minimax" if isinstance(target.attention, BlockSparseAttention) else "mha"
-    fresh = attention(kind, len(tokens), config=config)
+    fresh = attention(kind, len(tokens))
     own = list(range(1, len(tokens) + 1))
     target.model.forward(Step.run(tokens, [], own, CPU), fresh)
     expected = fresh.buffers()
@@ -98,8 +105,12 @@ class Oracle:
 
     def tree(self, context, room):
         rng = self.random
-        whole = next([*p, *a] for p, a in self.answers if [*p, *a][: len(context)] == context)
-        known = whole[len(context) :][: rng.randint(0, 6)]
+        # A text gone wrong is drafted for by place: its prompt is known all the same.
+        prompt, answer = max(
+            (pair for pair in self.answers if pair[0] == context[: len(pair[0])]),
+            key=lambda pair: len(pair[0]),
+        )
+        known = answer[len(context) - len(prompt) :][: rng.randint(0, 6)]
         chains = [known]
         for _ in range(3):
             decoy = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 3))]
@@ -141,15 +152,21 @@ class World:
     """
 
     def __init__(
-        self, kind="mha", page=1, mode="auto", drafts="oracle", *, answers=None, **options
+        self,
+        kind="mha",
+        page=1,
+        mode="auto",
+        drafts="oracle",
+        *,
+        answers=None,
+        slots=1200,
+        **options,
     ):
-        size = -(-1200 // page) * page
+        size = -(-slots // page) * page
         self.target = LlamaTarget(model(), attention(kind, size, page))
         self.draft = None
         if drafts in ("chain", "tree", "sampled"):
-            self.draft = LlamaTarget(
-                model(DRAFT_CONFIG), attention("mha", size, page, DRAFT_CONFIG)
-            )
+            self.draft = LlamaTarget(draft_model(), attention("mha", size, page))
         made = {
             "oracle": lambda: Oracle(
                 answers or [(p, plain(kind, i)) for i, p in enumerate(PROMPTS)]
@@ -175,6 +192,7 @@ class World:
             **{"prefill_chunk": 16, **options},
         )
         self.answers, self.reasons, self.errors, self.draft_errors = {}, {}, {}, {}
+        self.kept = {}
         self._attach_tokens()
 
     def _attach_tokens(self):
@@ -188,11 +206,10 @@ class World:
         self.target.forward = writing
 
     def left(self, request, tokens, slots):
-        self.hold(request, tokens, slots)
-
-    def hold(self, request, tokens, slots):
-        """Compare all KV that a row holds."""
+        """Compare all KV that a row holds as it leaves."""
+        self.kept[request] = len(slots)
         self.errors[request] = kv_error(self.target, tokens[: len(slots)], slots)
+        assert len(slots) <= len(tokens) - 1, "a row holds no more than all but the last token"
         if self.attached[slots.long(), 0].tolist() != tokens[: len(slots)]:
             self.errors[request] = float("inf")  # what was attached did not move along
         if self.draft and request in self.drafter._known:
