@@ -23,8 +23,9 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(VENV)/test.stamp
+bench: $(VENV)/bench.stamp
 	$(BIN)/python -m benchmarks.move
+	OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.spec_decode
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
@@ -40,5 +41,10 @@ $(VENV)/demo.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
 
 $(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
 	$(PIP) --editable '.[demo,test,dev]'
+	$(MODEL)
+	touch $@
+
+$(VENV)/bench.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
+	$(PIP) --editable '.[bench]'
 	$(MODEL)
 	touch $@
