@@ -17,9 +17,10 @@ from specpool.demo.generate import FreeSlots, greedy
 from specpool.demo.llama import DenseAttention, Llama, Step
 from specpool.demo.minimax import BlockSparseAttention, Sparsity
 from specpool.demo.target import LlamaTarget
-from specpool.demo.weights import Config, random_weights
+from specpool.demo.weights import Config
 from specpool.request_table import RequestTable
 from specpool.spec import DraftModel, DraftTree, DraftVerifyLoop, PromptLookup
+from tests.demo.tiny import random_weights
 
 CPU = torch.device("cpu")
 VOCAB = 61
@@ -90,9 +91,9 @@ class Oracle:
 
     pools = ()
 
-    def __init__(self, answers, window=12, seed=0):
+    def __init__(self, answers, window=12, seed=0, vocab=VOCAB):
         self.answers = answers  # by prompt
-        self.window = window
+        self.window, self.vocab = window, vocab
         self.random = random.Random(seed)
         self.left = []
 
@@ -105,18 +106,21 @@ class Oracle:
 
     def tree(self, context, room):
         rng = self.random
-        # A text gone wrong is drafted for by place: its prompt is known all the same.
+        known = self.known(context)[: rng.randint(0, 6)]
+        chains = [known]
+        for _ in range(3):
+            decoy = [rng.randrange(self.vocab) for _ in range(rng.randint(1, 3))]
+            chains.append(known[: rng.randint(0, len(known))] + decoy)
+        rng.shuffle(chains)
+        return random_order(merge_chains(context[-1], [c[:room] for c in chains], self.window), rng)
+
+    def known(self, context):
+        """What follows; a text gone wrong is drafted for by place, since its prompt is known."""
         prompt, answer = max(
             (pair for pair in self.answers if pair[0] == context[: len(pair[0])]),
             key=lambda pair: len(pair[0]),
         )
-        known = answer[len(context) - len(prompt) :][: rng.randint(0, 6)]
-        chains = [known]
-        for _ in range(3):
-            decoy = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 3))]
-            chains.append(known[: rng.randint(0, len(known))] + decoy)
-        rng.shuffle(chains)
-        return random_order(merge_chains(context[-1], [c[:room] for c in chains], self.window), rng)
+        return answer[len(context) - len(prompt) :]
 
     def leave(self, request):
         self.left.append(request)
