@@ -1,7 +1,7 @@
 """The command `specpool`: `demo` shows the pools at work, `doctor` says what this machine can do.
 
 Exit status: 0 when all is well, 1 when the demo's answers are not plain greedy decoding's, 2 when
-the command was wrong or something it needs is missing.
+there is no verdict: the command was wrong, something it needs is missing, or the demo failed.
 """
 
 from __future__ import annotations
@@ -9,9 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+from specpool import __version__
+from specpool.demo.generate import PoolFullError
 from specpool.demo.parts import MissingPartError
 from specpool.demo.prompts import PROMPTS
 from specpool.demo.run import ATTENTIONS, TREES, Demo, Options
@@ -43,11 +48,14 @@ def _demo(arguments: argparse.Namespace) -> int:
         model=arguments.model,
     )
     try:
-        demo = Demo(options, screen)
-    except (MissingPartError, ValueError, OSError) as error:
+        report = Demo(options, screen).run()
+    except (MissingPartError, PoolFullError, torch.OutOfMemoryError, ValueError, OSError) as error:
         print(f"specpool demo: {error}", file=sys.stderr)
         return 2
-    report = demo.run()
+    except Exception as error:  # a defect, of which Python would make status 1
+        traceback.print_exc()
+        print(f"specpool demo: failed, without a verdict: {error!r}", file=sys.stderr)
+        return 2
     print(json.dumps(report.to_dict(), indent=2) if arguments.json else f"\n{report.table()}")
     return 0 if report.lossless else 1
 
@@ -56,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="specpool", description="KV-cache pools for speculative decoding.", epilog=__doc__
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 
     demo = commands.add_parser(

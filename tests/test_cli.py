@@ -1,5 +1,6 @@
 """The command line, run in this process on a tiny model: what it prints where, and how it ends."""
 
+import io
 import json
 import subprocess
 import sys
@@ -7,12 +8,14 @@ import sys
 import pytest
 import torch
 
+import specpool
 from specpool import MHATokenToKVPool, MiniMaxSparseKVPool
 from specpool.cli import main
 from specpool.demo import parts, run
+from specpool.demo.generate import PoolFullError
 from specpool.demo.llama import Llama
-from specpool.demo.weights import random_weights
-from tests.demo.tiny import CONFIG, byte_tokenizer, tiny_model
+from tests.demo.test_weights import write as write_llama
+from tests.demo.tiny import CONFIG, byte_tokenizer, random_weights, tiny_model
 
 ORACLE = ["demo", "--model", "tiny", "--tree", "oracle", "--max-new", "40", "--prompt", "What?"]
 
@@ -21,7 +24,8 @@ ORACLE = ["demo", "--model", "tiny", "--tree", "oracle", "--max-new", "40", "--p
 def tiny(monkeypatch):
     """The demo loads the tiny model, whatever file it is given."""
 
-    def load(path, dtype, device, screen):
+    def load(path, dtype, device, screen, prepare):
+        prepare(CONFIG, byte_tokenizer())
         return tiny_model(dtype), byte_tokenizer()
 
     monkeypatch.setattr(run, "load_model", load)
@@ -41,6 +45,13 @@ def test_help_names_every_option(capsys):
         main(["--help"])
     assert ended.value.code == 0
     assert "Exit status" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"specpool {specpool.__version__}\n"
 
 
 def test_the_module_is_the_command():
@@ -132,7 +143,7 @@ def test_wrong_kv_under_right_text_ends_with_1(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prompt", "  "], "the prompt 'prompt' is empty"),
+        (["--prompt", "  "], "the prompt 'prompt' is empty; give --prompt some text"),
         (["--max-new", "0"], "--max-new is 0; it must be at least 1"),
         (["--nodes", "-3"], "--nodes is -3; it must be at least 1"),
         (["--max-new", "5000"], "the model takes 4096 in all"),
@@ -147,6 +158,73 @@ def test_bad_input_ends_with_2(capsys, arguments, message):
     assert shown.err.startswith("specpool demo: ")
     assert message in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", ""], "give --prompt some text"),
+        (["--max-new", "9000"], "the model takes 32 in all"),
+        (["--max-new", "1"], "the triton backend serves CUDA"),
+    ],
+    ids=["empty prompt", "too many tokens", "a backend for other devices"],
+)
+def test_what_cannot_be_done_is_refused_before_the_weights_are_read(
+    capsys, monkeypatch, tmp_path, arguments, message
+):
+    from gguf import quants
+
+    read = []
+    monkeypatch.setattr(quants, "dequantize", lambda *tensor: read.append(tensor))
+    monkeypatch.setenv("SPECPOOL_BACKEND", "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    if "triton" in message:
+        monkeypatch.setattr(run, "chat", lambda question: question)
+    write_llama(tmp_path / "m.gguf")
+    command = ["demo", "--model", str(tmp_path / "m.gguf"), "--prompt", "What?", *arguments]
+    assert main(command) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err.splitlines()[-1]
+    assert (shown.out, read) == ("", [])
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_that_fails_ends_with_2(capsys, monkeypatch):
+    def run_out(*arguments):
+        raise PoolFullError("7 slots asked for")
+
+    monkeypatch.setattr(run, "speculate", run_out)
+    assert main([*ORACLE, "--json"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.endswith("specpool demo: 7 slots asked for\n")
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_defect_ends_with_2_and_shows_where_it_is(capsys, monkeypatch):
+    monkeypatch.setattr(run, "speculate", lambda *arguments: {}["pool"])
+    assert main([*ORACLE, "--json"]) == 2
+    shown = capsys.readouterr()
+    assert "Traceback" in shown.err
+    assert shown.err.endswith("specpool demo: failed, without a verdict: KeyError('pool')\n")
+    assert shown.out == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_bar_is_drawn_on_a_terminal_only(capsys, monkeypatch):
+    assert main(ORACLE) == 0
+    assert capsys.readouterr().err == "plain greedy decoding ...\n"
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(ORACLE) == 0
+    assert "\r" in terminal.getvalue()
+    assert "plain greedy decoding ..." not in terminal.getvalue()
 
 
 @pytest.mark.parametrize("arguments", [["demo", "--pool", "paged"], ["demo", "--max-new", "x"], []])
@@ -199,7 +277,8 @@ def test_the_demo_runs_on_a_gpu(capsys, pool):
 
 @pytest.fixture
 def tiny_on_gpu(monkeypatch):
-    def load(path, dtype, device, screen):
+    def load(path, dtype, device, screen, prepare):
+        prepare(CONFIG, byte_tokenizer())
         return Llama(random_weights(CONFIG, dtype=dtype, device=device)), byte_tokenizer()
 
     monkeypatch.setattr(run, "load_model", load)

@@ -25,7 +25,8 @@ from specpool.demo.prompts import PROMPTS, chat
 from specpool.demo.report import Answer, Report
 from specpool.demo.screen import Screen
 from specpool.demo.tokenizer import Tokenizer
-from specpool.demo.weights import load_gguf
+from specpool.demo.weights import Config, load_gguf
+from specpool.mover import RowMover
 
 ATTENTIONS: dict[str, type[DenseAttention] | type[BlockSparseAttention]] = {
     "minimax": BlockSparseAttention,
@@ -64,9 +65,8 @@ class Demo:
         parts.require(parts.GGUF, parts.TQDM, *([] if options.model else [parts.SMOLLM2]))
         path = options.model or parts.packaged_model()
         device, self.dtype = torch.device(options.device), DTYPES[options.pool]
-        self.model, self.tokenizer = load_model(path, self.dtype, device, screen)
-        questions = PROMPTS if options.prompts is None else options.prompts
-        self.prompts = {name: self._encode(name, question) for name, question in questions.items()}
+        self.prompts: dict[str, list[int]] = {}
+        self.model, self.tokenizer = load_model(path, self.dtype, device, screen, self._prepare)
 
     def run(self) -> Report:
         """Answer every question twice and compare."""
@@ -82,17 +82,21 @@ class Demo:
             answers=answers,
         )
 
-    def _encode(self, name: str, question: str) -> list[int]:
-        if not question.strip():
-            raise ValueError(f"the prompt {name!r} is empty; give some text")
-        prompt = self.tokenizer.encode(chat(question))
-        needed, context = len(prompt) + self.options.max_new, self.model.config.context
-        if needed > context:
-            raise ValueError(
-                f"the prompt {name!r} has {len(prompt)} tokens with its template and --max-new "
-                f"asks for {self.options.max_new} more; the model takes {context} in all"
-            )
-        return prompt
+    def _prepare(self, config: Config, tokenizer: Tokenizer) -> None:
+        """Refuse what the model or the backend cannot do, before the weights are read."""
+        options = self.options
+        questions = PROMPTS if options.prompts is None else options.prompts
+        for name, question in questions.items():
+            prompt = tokenizer.encode(chat(question))
+            if len(prompt) + options.max_new > config.context:
+                raise ValueError(
+                    f"the prompt {name!r} has {len(prompt)} tokens with its template and --max-new "
+                    f"asks for {options.max_new} more; the model takes {config.context} in all"
+                )
+            self.prompts[name] = prompt
+        kind = ATTENTIONS[options.pool]
+        smallest = kind(config, 1, self.dtype, torch.device(options.device))
+        RowMover(smallest.pool.rows())  # refuses a backend that does not serve the device
 
     def _answer(self, name: str, prompt: list[int]) -> Answer:
         self.screen.heading(name)
@@ -167,11 +171,15 @@ class Demo:
 
 
 def load_model(
-    path: Path, dtype: torch.dtype, device: torch.device, screen: Screen
+    path: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    screen: Screen,
+    prepare: Callable[[Config, Tokenizer], None],
 ) -> tuple[Llama, Tokenizer]:
-    """Read the model at `path`, showing progress."""
+    """Read the model at `path`, showing progress; `prepare` is called before the weights are."""
     with screen.bar(f"reading {path.name}") as show:
-        weights, tokenizer = load_gguf(path, dtype, device, show)
+        weights, tokenizer = load_gguf(path, dtype, device, show, prepare)
     return Llama(weights), tokenizer
 
 
@@ -187,6 +195,9 @@ def _check(options: Options) -> None:
             raise ValueError(f"{name} is {count}; it must be at least 1")
     if options.prompts is not None and not options.prompts:
         raise ValueError("no prompt was given; give at least one")
+    for name, question in (options.prompts or {}).items():
+        if not question.strip():
+            raise ValueError(f"the prompt {name!r} is empty; give --prompt some text")
     if torch.device(options.device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"--device is {options.device!r}, but torch sees no CUDA device here; "

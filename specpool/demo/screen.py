@@ -1,4 +1,4 @@
-"""Where the demo shows itself: text as it comes, and progress bars on standard error."""
+"""Where the demo shows itself: text as it comes, and what it is busy with on standard error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import TextIO
 
 
 class Screen:
-    """Writes text to `out`; bars go to standard error, so that text can be piped on its own."""
+    """Writes text to `out`; bars go to standard error, so that text can be piped on its own.
+
+    Where standard error is no terminal, a line takes the place of each bar.
+    """
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -26,6 +29,10 @@ class Screen:
     @contextmanager
     def bar(self, label: str) -> Iterator[Callable[[int, int], None]]:
         """A progress bar; what it yields is called with how much is done, and of how much."""
+        if not sys.stderr.isatty():
+            print(f"{label} ...", file=sys.stderr, flush=True)
+            yield lambda done, total: None
+            return
         from tqdm import tqdm
 
         with tqdm(desc=label, file=sys.stderr, leave=False) as bar:

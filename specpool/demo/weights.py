@@ -1,15 +1,15 @@
-"""A Llama's weights: read from a GGUF file, or drawn at random for tests.
+"""A Llama's weights, read from a GGUF file.
 
-Both give the same `Weights`. GGUF lays a Llama's Q and K rows for rotary pairs that are neighbours
-(0, 1), (2, 3), ...; llama.py rotates them that way, and random weights need no layout at all.
+GGUF lays a Llama's Q and K rows for rotary pairs that are neighbours (0, 1), (2, 3), ...; llama.py
+rotates them that way.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,10 +79,12 @@ def load_gguf(
     dtype: torch.dtype,
     device: torch.device,
     on_tensor: Callable[[int, int], None] = lambda done, total: None,
+    on_config: Callable[[Config, Tokenizer], None] = lambda config, tokenizer: None,
 ) -> tuple[Weights, Tokenizer]:
     """Read a Llama and its tokenizer from a GGUF file, dequantised to `dtype` on `device`.
 
-    `on_tensor(done, total)` is called after each tensor. Raises FileNotFoundError when there is no
+    `on_config` is called before the first tensor is read, which takes the time, and
+    `on_tensor(done, total)` after each. Raises FileNotFoundError when there is no
     such file and ValueError when it is not a GGUF file, not a Llama, or a Llama whose rotary
     embedding or tokenizer is of a kind that is not written here.
     """
@@ -100,16 +102,28 @@ def load_gguf(
     if found != "llama":
         raise ValueError(f"{path} holds the architecture {found!r}; the demo runs 'llama' only")
     tokenizer = _tokenizer(fields, path)
+    config = _config(fields, {entry.name: entry.shape.tolist() for entry in reader.tensors}, path)
+    on_config(config, tokenizer)
 
     tensors: dict[str, Tensor] = {}
     for done, entry in enumerate(reader.tensors, 1):
         values = torch.from_numpy(dequantize(entry.data, entry.tensor_type).copy())
         tensors[entry.name] = values.to(device, dtype)
         on_tensor(done, len(reader.tensors))
-    if "rope_freqs.weight" in tensors:
-        raise ValueError(f"{path} scales its rotary frequencies, which the demo does not do")
-
+    layers = [
+        LayerWeights(*(tensors[f"blk.{i}.{name}.weight"] for name in _GGUF_LAYER))
+        for i in range(config.layers)
+    ]
     embedding = tensors["token_embd.weight"]
+    # A file without an output matrix ties it to the embedding.
+    head = tensors.get("output.weight", embedding)
+    return Weights(config, embedding, layers, tensors["output_norm.weight"], head), tokenizer
+
+
+def _config(fields: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], path: Path) -> Config:
+    """The sizes, from a file's fields and its tensors' shapes, innermost dimension first."""
+    if "rope_freqs.weight" in shapes:
+        raise ValueError(f"{path} scales its rotary frequencies, which the demo does not do")
     heads = fields["llama.attention.head_count"]
     config = Config(
         layers=fields["llama.block_count"],
@@ -118,7 +132,7 @@ def load_gguf(
         heads=heads,
         kv_heads=fields["llama.attention.head_count_kv"],
         head_dim=fields["llama.embedding_length"] // heads,
-        vocab=embedding.shape[0],
+        vocab=int(shapes["token_embd.weight"][1]),
         context=fields["llama.context_length"],
         rope_base=fields["llama.rope.freq_base"],
         eps=fields["llama.attention.layer_norm_rms_epsilon"],
@@ -126,13 +140,7 @@ def load_gguf(
     )
     if fields["llama.rope.dimension_count"] != config.head_dim:
         raise ValueError(f"{path} rotates a part of each head only, which the demo does not do")
-    layers = [
-        LayerWeights(*(tensors[f"blk.{i}.{name}.weight"] for name in _GGUF_LAYER))
-        for i in range(config.layers)
-    ]
-    # A file without an output matrix ties it to the embedding.
-    head = tensors.get("output.weight", embedding)
-    return Weights(config, embedding, layers, tensors["output_norm.weight"], head), tokenizer
+    return config
 
 
 def _tokenizer(fields: dict[str, object], path: Path) -> Tokenizer:
@@ -146,44 +154,3 @@ def _tokenizer(fields: dict[str, object], path: Path) -> Tokenizer:
     assert isinstance(types, list)
     control = 3  # GGUF's TokenType.CONTROL
     return Tokenizer(tokens, merges, {i for i, kind in enumerate(types) if kind == control})
-
-
-def random_weights(
-    config: Config,
-    *,
-    seed: int = 0,
-    gain: float = 2.0,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | None = None,
-) -> Weights:
-    """Draw a model at random: normal weights scaled by 1 / sqrt(in), norms of one.
-
-    `gain` multiplies the Q, K and O matrices: at 1 a small random model attends almost evenly and
-    hardly notices wrong KV; at 2 it does.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def matrix(rows: int, columns: int, scale: float = 1.0) -> Tensor:
-        drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-        return (drawn * (scale / math.sqrt(columns))).to(device, dtype)
-
-    def ones() -> Tensor:
-        return torch.ones(config.dim, dtype=dtype, device=device)
-
-    q_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    layers = [
-        LayerWeights(
-            attn_norm=ones(),
-            q=matrix(q_width, config.dim, gain),
-            k=matrix(kv_width, config.dim, gain),
-            v=matrix(kv_width, config.dim),
-            o=matrix(config.dim, q_width, gain),
-            ffn_norm=ones(),
-            gate=matrix(config.ffn_dim, config.dim),
-            up=matrix(config.ffn_dim, config.dim),
-            down=matrix(config.dim, config.ffn_dim),
-        )
-        for _ in range(config.layers)
-    ]
-    embedding = matrix(config.vocab, config.dim, math.sqrt(config.dim))
-    return Weights(config, embedding, layers, ones(), matrix(config.vocab, config.dim))

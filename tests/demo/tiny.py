@@ -4,6 +4,7 @@ Small enough for every run, and with gains at which wrong KV changes the text wi
 """
 
 import functools
+import math
 
 import torch
 
@@ -11,7 +12,7 @@ from specpool.demo.generate import FreeSlots, greedy
 from specpool.demo.llama import DenseAttention, Llama
 from specpool.demo.minimax import BlockSparseAttention, Sparsity
 from specpool.demo.tokenizer import Tokenizer
-from specpool.demo.weights import Config, random_weights
+from specpool.demo.weights import Config, LayerWeights, Weights
 
 CPU = torch.device("cpu")
 CONFIG = Config(
@@ -57,6 +58,47 @@ class Watched(BlockSparseAttention):
 
 
 ATTENTIONS = {"minimax": Watched, "mha": DenseAttention}
+
+
+def random_weights(
+    config: Config,
+    *,
+    seed: int = 0,
+    gain: float = 2.0,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | None = None,
+) -> Weights:
+    """Draw a model at random: normal weights scaled by 1 / sqrt(in), norms of one.
+
+    `gain` multiplies the Q, K and O matrices: at 1 a small random model attends almost evenly and
+    hardly notices wrong KV; at 2 it does.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
+        drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+        return (drawn * (scale / math.sqrt(columns))).to(device, dtype)
+
+    def ones() -> torch.Tensor:
+        return torch.ones(config.dim, dtype=dtype, device=device)
+
+    q_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    layers = [
+        LayerWeights(
+            attn_norm=ones(),
+            q=matrix(q_width, config.dim, gain),
+            k=matrix(kv_width, config.dim, gain),
+            v=matrix(kv_width, config.dim),
+            o=matrix(config.dim, q_width, gain),
+            ffn_norm=ones(),
+            gate=matrix(config.ffn_dim, config.dim),
+            up=matrix(config.ffn_dim, config.dim),
+            down=matrix(config.dim, config.ffn_dim),
+        )
+        for _ in range(config.layers)
+    ]
+    embedding = matrix(config.vocab, config.dim, math.sqrt(config.dim))
+    return Weights(config, embedding, layers, ones(), matrix(config.vocab, config.dim))
 
 
 @functools.cache
