@@ -1,4 +1,4 @@
-"""The one exception class that specpool adds; everything else raises Python's own."""
+"""Exceptions that more than one module raises; everything else raises Python's own."""
 
 
 class UnsupportedAccess(NotImplementedError):
