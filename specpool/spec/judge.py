@@ -25,7 +25,8 @@ class Answer:
         accept_index: int32 ``[bs, S]`` on the device.
         accept_len: int32 ``[bs]`` on the device, cut to what belongs to each answer; 0 where the
             request failed.
-        host: their values, and the windows'.
+        host: their values, and those of the slots of the trees' nodes.
+        window: int64 ``[bs, W]`` on the host, all slots of the step.
         tokens: each request's new tokens; as many as its accept_len.
         finished: why each request ends with them, None where it goes on.
     """
@@ -33,6 +34,7 @@ class Answer:
     accept_index: Tensor
     accept_len: Tensor
     host: HostAccept
+    window: Tensor
     tokens: list[list[int]]
     finished: list[Finish | None]
 
@@ -70,14 +72,13 @@ def refuse_tree(tree: DraftTree, batch: DraftBatch) -> None:
 
 
 def judge(
-    tree: DraftTree, logits: Tensor, window: Tensor, batch: DraftBatch, requests: Sequence[Request]
+    tree: DraftTree, logits: Tensor, batch: DraftBatch, requests: Sequence[Request]
 ) -> Answer:
     """Verify, read the answer with all that belongs to it in one synchronisation, and cut it.
 
     Args:
         tree: the batch's.
         logits: ``[bs, D, V]``.
-        window: ``[bs, D]``, the slots of the tree's nodes.
         batch: what was drafted for.
         requests: the same, as the loop keeps them.
 
@@ -87,8 +88,8 @@ def judge(
     accept = _verify(tree, logits, batch)
     flat = accept.accept_index.clamp(min=0).long()
     path = tree.tokens.flatten()[flat]
-    loc, index, length, bonus, nan, read, wrong = read_together(
-        window, accept.accept_index, accept.accept_len, accept.bonus, accept.nan, path,
+    window, index, length, bonus, nan, read, wrong = read_together(
+        batch.window, accept.accept_index, accept.accept_len, accept.bonus, accept.nan, path,
         _wrong(tree, batch),
     )  # fmt: skip
     _refuse_rows(wrong, batch)
@@ -107,7 +108,8 @@ def judge(
     kept = torch.tensor([len(new) for new in tokens], dtype=torch.int32)
     changed = not torch.equal(kept, length.int())
     accept_len = kept.to(accept.accept_len.device) if changed else accept.accept_len
-    return Answer(accept.accept_index, accept_len, HostAccept(loc, index, kept), tokens, finished)
+    host = HostAccept(window[:, : tree.num_draft_tokens], index, kept)
+    return Answer(accept.accept_index, accept_len, host, window, tokens, finished)
 
 
 def _verify(tree: DraftTree, logits: Tensor, batch: DraftBatch) -> Accept:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specpool.allocator import PagedSlotAllocator
 from specpool.request_table import RequestTable
+from specpool.spec.admission import Admission
 from specpool.spec.commit import CommitResult, Mode, commit
 from specpool.spec.feed import feed
 from specpool.spec.forward import ForwardStep
@@ -51,7 +52,8 @@ class DraftVerifyLoop:
         generator: of the device, for draws; None is its default.
         on_finish: called with ``(request, tokens, slots)`` before a request's slots are freed:
             int32 ``slots[n]`` hold the KV of ``tokens[:n]``, prompt and answer but the last token
-            (less, where it is cancelled before its prompt is done).
+            (less, where it is cancelled before its prompt is done). Not called where it ends with
+            ``"nan"``: nobody should keep that KV.
 
     Attributes:
         stats: what has been done so far.
@@ -104,6 +106,7 @@ class DraftVerifyLoop:
         self.generator = generator
         self.on_finish = on_finish
         self.stats = Stats()
+        self._admission = Admission(allocator, table, drafter.window)
         self._next_id = 0
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
@@ -148,17 +151,11 @@ class DraftVerifyLoop:
             TypeError: tokens or a ``max_new`` that are no integers.
         """
         tokens = [index(token) for token in prompt]
-        bad = [token for token in tokens if not 0 <= token < self.target.vocab_size]
-        if bad or not tokens:
-            raise ValueError(
-                f"a prompt is at least one token, each in [0, {self.target.vocab_size}); got "
-                f"{f'a {bad[0]}' if bad else 'none'}"
-            )
         request = Request(
             *(self._next_id, tokens, len(tokens), index(max_new), self.eos, frozenset(stop)),
             sampling or Sampling(),
         )
-        self._refuse_size(request)
+        self._admission.refuse(request, self.target.vocab_size)
         self._next_id += 1
         self._waiting.append(request)
         return request.id
@@ -214,47 +211,11 @@ class DraftVerifyLoop:
         Raises:
             RuntimeError: what does not add up.
         """
-        self.allocator.check_consistent()
-        lengths = {r.id: self._length(r) for r in self._running.values()}
-        page = self.allocator.page_size
-        for what, found, right in (
-            ("live slots", self.allocator.live, sum(lengths.values())),
-            ("held slots", self.allocator.held, sum(-n % page for n in lengths.values())),
-            ("rows in use", self.table.requests - self.table.available, len(lengths)),
-        ):
-            if found != right:
-                raise RuntimeError(f"{what}: {found}, but running requests account for {right}")
-        for request in self._running.values():
-            length = lengths[request.id]
-            done = length == len(request.tokens) - 1
-            if not (done or length < request.prompt_len - 1):
-                raise RuntimeError(
-                    f"request {request.id} has {len(request.tokens)} tokens, and its row {length}"
-                )
-
-    def _refuse_size(self, request: Request) -> None:
-        """Refuse what no amount of waiting gives room to."""
-        given = f"a prompt of {request.prompt_len} and max_new={request.max_new}"
-        if request.max_new < 1:
-            raise ValueError(f"max_new is {request.max_new}; it is at least 1")
-        if request.most_slots > self.table.max_context:
-            raise ValueError(
-                f"{given} grow a row to {request.most_slots}, past "
-                f"max_context={self.table.max_context}; shorten one of them"
-            )
-        if self._pages(request) * self.allocator.page_size > self.allocator.size:
-            raise ValueError(
-                f"{given} take {request.most_slots} slots and a window of {self.drafter.window}, "
-                f"in whole pages of {self.allocator.page_size}, and the pool has "
-                f"{self.allocator.size} in all; shorten one, or build a larger pool"
-            )
-
-    def _pages(self, request: Request) -> int:
-        """Pages that the request holds at its worst."""
-        return -(-(request.most_slots + self.drafter.window) // self.allocator.page_size)
+        self._admission.check(self._running.values())
 
     def _advance(self) -> None:
-        self._join()
+        for request in self._admission.join(self._waiting, self._running.values()):
+            self._running[request.id] = request
         self._prefill()
         ready = [
             request
@@ -263,18 +224,6 @@ class DraftVerifyLoop:
         ]
         if ready:
             self._draft_and_verify(ready)
-
-    def _join(self) -> None:
-        """First come, first served: a large request is not overtaken for ever by small ones."""
-        pages = self.allocator.size // self.allocator.page_size
-        free = pages - sum(map(self._pages, self._running.values()))
-        while self._waiting and self.table.available:
-            free -= self._pages(self._waiting[0])
-            if free < 0:
-                return
-            request = self._waiting.popleft()
-            (request.row,) = self.table.alloc()
-            self._running[request.id] = request
 
     def _prefill(self) -> None:
         """Feed the next chunk of every prompt that is not in its row yet, but its last token."""
@@ -304,7 +253,7 @@ class DraftVerifyLoop:
             window = batch.window[:, : tree.num_draft_tokens]
             loc = torch.where(tree.live, window, -1)
             logits = self.target.forward(ForwardStep.tree(self.table, rows, tree, loc))
-            answer = judge(tree, logits, window, batch, ready)
+            answer = judge(tree, logits, batch, ready)
             clock.append(time.perf_counter())
             accept = answer.accept_index, answer.accept_len
             done = commit(
@@ -314,7 +263,7 @@ class DraftVerifyLoop:
         except BaseException:
             self.allocator.free(slots)
             raise
-        self._free_rest(slots, done)
+        self._free_rest(answer, done)
         clock.append(time.perf_counter())
         self.stats.count(answer, done.mode == "move" and answer.relocates, clock)
         self._tell(ready, answer)
@@ -332,10 +281,10 @@ class DraftVerifyLoop:
             generator=self.generator,
         )
 
-    def _free_rest(self, slots: Tensor, done: CommitResult) -> None:
+    def _free_rest(self, answer: Answer, done: CommitResult) -> None:
         """Free what commit had no say in: slots past the trees, windows of failed requests."""
-        judged = torch.cat([done.kept, done.freed])
-        rest = np.setdiff1d(slots.cpu().numpy(), judged.numpy(), assume_unique=True)
+        judged = torch.cat([done.kept, done.freed]).numpy()
+        rest = np.setdiff1d(answer.window.numpy(), judged, assume_unique=True)
         self.allocator.free(torch.from_numpy(rest))
 
     def _tell(self, ready: list[Request], answer: Answer) -> None:
@@ -345,14 +294,16 @@ class DraftVerifyLoop:
                 request.tokens += tokens
                 self._events.append(Event(request.id, tokens, why))
                 if why is not None:
-                    leaving.callback(self._release, request)
+                    leaving.callback(self._release, request, failed=why == "nan")
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: Request, failed: bool = False) -> None:
         with ExitStack() as last:
             last.callback(self.drafter.leave, request.id)
             last.callback(lambda: self.allocator.free(self.table.free(request.row)))
             del self._running[request.id]
-            self.on_finish(request.id, request.tokens, self.table.row(request.row))
+            if not failed:
+                slots = self.table.row(request.row).clone()  # the row itself is emptied
+                self.on_finish(request.id, request.tokens, slots)
 
     def _length(self, request: Request) -> int:
         return int(self.table.lengths[request.row])

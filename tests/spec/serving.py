@@ -35,11 +35,20 @@ PROMPTS = [
 ]
 
 
-def minimax(config, size, dtype, device, page_size=1):
-    return BlockSparseAttention(config, size, dtype, device, SPARSITY, page_size=page_size)
+class Selecting(BlockSparseAttention):
+    """Counts the blocks that it leaves out, and how near it came to other ones."""
+
+    def __init__(self, config, size, dtype, device, page_size=1):
+        super().__init__(config, size, dtype, device, SPARSITY, page_size=page_size)
+        self.dropped = 0
+
+    def keep_blocks(self, best, query_blocks):
+        keep = super().keep_blocks(best, query_blocks)
+        self.dropped += int(((best > float("-inf")) & ~keep).sum())
+        return keep
 
 
-ATTENTIONS = {"mha": DenseAttention, "minimax": minimax}
+ATTENTIONS = {"mha": DenseAttention, "minimax": Selecting}
 
 
 @functools.cache
@@ -73,14 +82,13 @@ def kv_error(target, tokens, slots):
     """How far the KV in ``slots`` is from one plain forward of ``tokens``."""
     if not tokens:
         return 0.0
-    kind = "minimax" if isinstance(target.attention, BlockSparseAttention) else "mha"
-    fresh = attention(kind, len(tokens))
+    model, kind = target.model, type(target.attention)
+    fresh = kind(model.config, len(tokens), model.dtype, CPU)
     own = list(range(1, len(tokens) + 1))
-    target.model.forward(Step.run(tokens, [], own, CPU), fresh)
+    model.forward(Step.run(tokens, [], own, CPU), fresh)
     expected = fresh.buffers()
-    slots = slots.long()
     return max(
-        float((found[slots] - wanted[own]).abs().max())
+        float((found[slots.long()] - wanted[own]).abs().max())
         for name, layers in target.attention.buffers().items()
         for found, wanted in zip(layers, expected[name], strict=True)
     )
@@ -178,7 +186,7 @@ class World:
             "lookup": lambda: PromptLookup(8),
             "lookup chain": lambda: PromptLookup(5, candidates=1),
             "chain": lambda: DraftModel(self.draft, steps=3),
-            "tree": lambda: DraftModel(self.draft, steps=3, topk=3, num_draft_tokens=9),
+            "tree": lambda: DraftModel(self.draft, steps=3, topk=3, num_draft_tokens=6),
             "sampled": lambda: DraftModel(self.draft, steps=3, sampled=True),
         }
         self.drafter = made[drafts]() if isinstance(drafts, str) else drafts

@@ -81,7 +81,7 @@ def test_requests_wait_for_slots_in_order_and_never_forever():
         if 0 not in world.reasons:
             assert list(world.loop.running) == [0]  # 2 has room, and 1 is not overtaken
         ended += [event.request for event in events if event.finished]
-        assert sum(map(world.loop._pages, world.loop._running.values())) <= 7
+        assert sum(map(world.loop._admission.pages, world.loop._running.values())) <= 7
     assert ended[0] == 0
     for request, prompt in enumerate(order):
         assert world.answers[request] == plain("mha", prompt)
