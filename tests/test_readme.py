@@ -17,6 +17,10 @@ def test_the_example_runs():
     assert len(pool.mover.rows) == 177 + 1
 
 
+def test_no_placeholder_is_left():
+    assert not re.findall(r"\b(?:TODO|TBD|[A-Z]+_TABLE)\b", README)
+
+
 @pytest.mark.parametrize("module", ["specpool.rows", "specpool.mover"])
 def test_docstring_examples_run(module):
     result = doctest.testmod(importlib.import_module(module))
