@@ -32,7 +32,9 @@ class Ranks:
     def __init__(self, count, folder):
         self.folder, self.jobs = folder, 0
         self.processes, self.pipes = [], []
-        context = torch.multiprocessing.get_context("spawn")
+        # Forked from a clean process that has imported torch, once, and has done nothing with it.
+        context = torch.multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.spec.parallel_world"])
         for rank in range(count):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(rank, there), daemon=True)
