@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from specpool.allocator import PagedSlotAllocator
-from specpool.demo.generate import FreeSlots, greedy
 from specpool.demo.llama import DenseAttention, Llama, Step
 from specpool.demo.prompts import PROMPTS, chat
 from specpool.demo.target import LlamaTarget
@@ -16,7 +15,7 @@ from specpool.spec import DraftTree, DraftVerifyLoop, ForwardStep, PromptLookup
 from specpool.spec.feed import feed
 from tests.demo import test_smollm2
 from tests.demo.tiny import CONFIG, CPU, new_attention, tiny_model
-from tests.spec.serving import kv_error
+from tests.spec.serving import decoded, kv_error
 
 smollm2_path = test_smollm2.path
 
@@ -55,11 +54,8 @@ def test_smollm2_serves_a_batch(smollm2_path):
     new, page = 16, 16
     expected = []
     for prompt in prompts:
-        size = len(prompt) + new
-        plain = DenseAttention(model.config, size, torch.float32, CPU)
-        answer = greedy(model, plain, FreeSlots(size), prompt, new)
-        assert min(answer.margins) > 1e-3
-        expected.append(answer.tokens)
+        plain = DenseAttention(model.config, len(prompt) + new, torch.float32, CPU)
+        expected.append(decoded(model, plain, prompt, new, margin=1e-3))
 
     attention = DenseAttention(model.config, 640, torch.float32, CPU, page_size=page)
     target, errors = LlamaTarget(model, attention), []

@@ -12,8 +12,6 @@ import torch
 
 from specpool import RowMover, rows_from
 from specpool.allocator import PagedSlotAllocator
-from specpool.demo.drafts import merge_chains, random_order
-from specpool.demo.generate import FreeSlots, greedy
 from specpool.demo.llama import DenseAttention, Llama, Step
 from specpool.demo.minimax import BlockSparseAttention, Sparsity
 from specpool.demo.target import LlamaTarget
@@ -71,11 +69,20 @@ def attention(kind, size, page=1):
 @functools.cache
 def plain(kind, prompt):
     """The answer of plain greedy decoding, far from ties."""
-    tokens = PROMPTS[prompt]
-    size = len(tokens) + NEW
-    answer = greedy(model(), attention(kind, size), FreeSlots(size), tokens, NEW)
-    assert min(answer.margins) > 1e-6
-    return answer.tokens
+    return decoded(model(), attention(kind, len(PROMPTS[prompt]) + NEW), PROMPTS[prompt], NEW, 1e-6)
+
+
+def decoded(model, fresh, prompt, new, margin):
+    """Greedy decoding one token at a time, on an unused pool, no choice nearer than ``margin``."""
+    tokens, slots, fed = list(prompt), [], prompt
+    for _ in range(new):
+        loc = list(range(len(slots) + 1, len(slots) + 1 + len(fed)))
+        logits = model.forward(Step.run(fed, slots, loc, CPU), fresh)[-1]
+        first, second = logits.topk(2).values.tolist()
+        assert first - second > margin
+        slots, fed = slots + loc, [int(logits.argmax())]
+        tokens += fed
+    return tokens[len(prompt) :]
 
 
 def kv_error(target, tokens, slots):
@@ -110,9 +117,19 @@ class Oracle:
             self.tree(list(context), room)
             for context, room in zip(batch.contexts, batch.room, strict=True)
         ]
-        return as_draft_tree(trees, self.window)
+        return DraftTree(
+            self.column([tokens for tokens, _ in trees], torch.int64),
+            self.column([parents for _, parents in trees], torch.int32),
+            torch.tensor([len(tokens) for tokens, _ in trees], dtype=torch.int32),
+            self.window - 1,
+        )
+
+    def column(self, lists, dtype):
+        padding = [-1] * self.window
+        return torch.tensor([[*v, *padding][: self.window] for v in lists], dtype=dtype)
 
     def tree(self, context, room):
+        """Tokens and parents, each node behind its parent and in no other order."""
         rng = self.random
         known = self.known(context)[: rng.randint(0, 6)]
         chains = [known]
@@ -120,7 +137,16 @@ class Oracle:
             decoy = [rng.randrange(self.vocab) for _ in range(rng.randint(1, 3))]
             chains.append(known[: rng.randint(0, len(known))] + decoy)
         rng.shuffle(chains)
-        return random_order(merge_chains(context[-1], [c[:room] for c in chains], self.window), rng)
+        paths = [tuple(c[: depth + 1]) for c in chains for depth in range(len(c[:room]))]
+        children = list(dict.fromkeys(paths))[: self.window - 1]
+        tokens, parents, place = [context[-1]], [-1], {(): 0}
+        while len(tokens) <= len(children):
+            ready = [p for p in children if p not in place and p[:-1] in place]
+            path = rng.choice(ready)
+            place[path] = len(tokens)
+            tokens.append(path[-1])
+            parents.append(place[path[:-1]])
+        return tokens, parents
 
     def known(self, context):
         """What follows; a text gone wrong is drafted for by place, since its prompt is known."""
@@ -132,18 +158,6 @@ class Oracle:
 
     def leave(self, request):
         self.left.append(request)
-
-
-def as_draft_tree(trees, window):
-    def table(lists, dtype):
-        return torch.tensor([[*v, *[-1] * (window - len(v))] for v in lists], dtype=dtype)
-
-    return DraftTree(
-        table([t.tokens for t in trees], torch.int64),
-        table([t.parents for t in trees], torch.int32),
-        torch.tensor([len(t) for t in trees], dtype=torch.int32),
-        window - 1,
-    )
 
 
 def scattered(size, page, seed=0):
