@@ -5,6 +5,7 @@ for the KV, of which each rank must hold its share.
 """
 
 import functools
+import random
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from specpool import RowMover, rows_from
-from specpool.demo.generate import FreeSlots, greedy
 from specpool.demo.llama import DenseAttention, Llama, Step
 from specpool.demo.minimax import BlockSparseAttention, Sparsity
 from specpool.demo.parallel import (
@@ -27,22 +27,25 @@ from specpool.demo.parallel import (
 from specpool.demo.target import LlamaTarget
 from specpool.demo.weights import Config
 from specpool.request_table import RequestTable
-from specpool.spec import DraftBatch, ForwardStep, Sampling, commit, verify_greedy
+from specpool.spec import DraftBatch, DraftTree, ForwardStep, Sampling, commit, verify_greedy
 from specpool.spec.feed import feed
 from specpool.spec.parallel import broadcast_accept, check_agreement
-from tests.spec import serving
-from tests.spec.serving import CPU, VOCAB, Oracle, scattered
+from tests.demo.tiny import CPU, random_weights
+from tests.spec.serving import scattered
 
-CONFIG = Config(5, 32, 64, 8, 4, 8, VOCAB, 4096, 1e4, 1e-5, None)
+CONFIG = Config(5, 32, 64, 8, 4, 8, 61, 4096, 1e4, 1e-5, None)
 SPARSITY = Sparsity(dense_layers=1, block=4, topk=3, alpha=1.0)  # selects from 12 tokens on
 NEW = 24
 SLOTS = 640
-PROMPTS = [serving.PROMPTS[i] for i in (2, 4, 6)]  # of 7, 17 and 33 tokens
+PROMPTS = [
+    torch.randint(0, 61, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+    for n in (7, 17, 33)
+]
 
 
 @functools.cache
 def weights():
-    return serving.random_weights(CONFIG, seed=3)
+    return random_weights(CONFIG, seed=3)
 
 
 def whole(kind, config, size, dtype):
@@ -61,19 +64,52 @@ def part(kind, config, place, page, dtype):
 
 def plain(model, kind, prompts, new, margin):
     """Each prompt's answer by plain greedy decoding in one process, far from ties."""
-    answers = []
-    for prompt in prompts:
-        size = len(prompt) + new
-        attention = whole(kind, model.config, size, model.dtype)
-        answer = greedy(model, attention, FreeSlots(size), prompt, new)
-        assert min(answer.margins) > margin
-        answers.append(answer.tokens)
-    return answers
+    return [_plain(model, kind, prompt, new, margin) for prompt in prompts]
+
+
+def _plain(model, kind, prompt, new, margin):
+    attention = whole(kind, model.config, len(prompt) + new, model.dtype)
+    loc = list(range(1, len(prompt)))
+    model.forward(Step.run(prompt[:-1], [], loc, CPU), attention)
+    tokens = prompt[-1:]
+    for _ in range(new):
+        slot = len(loc) + 1
+        logits = model.forward(Step.run(tokens[-1:], loc, [slot], CPU), attention)[0]
+        best = logits.topk(2)
+        assert best.values[0] - best.values[1] > margin
+        tokens.append(int(best.indices[0]))
+        loc.append(slot)
+    return tokens[1:]
 
 
 @functools.cache
 def tiny_plain(kind):
     return plain(Llama(weights()), kind, PROMPTS, NEW, 1e-6)
+
+
+class Oracle:
+    """Hides some of each request's answer among decoys; the answer is known by its place."""
+
+    window, pools = 10, ()
+
+    def __init__(self, task, seed):
+        self.task, self.random = task, random.Random(seed)
+
+    def draft(self, batch):
+        each = zip(batch.rows, batch.contexts, batch.room, strict=True)
+        chains = [self.chains(*request) for request in each]
+        return DraftTree.from_chains(batch.roots, chains, self.window)
+
+    def chains(self, row, context, room):
+        rng = self.random
+        told = len(context) - len(self.task.prompts[row])
+        known = self.task.answers[row][told:][: rng.randint(0, 5)]
+        chains = [known]
+        for _ in range(3):
+            decoy = [rng.randrange(61) for _ in range(rng.randint(1, 3))]
+            chains.append(known[: rng.randint(0, len(known))] + decoy)
+        rng.shuffle(chains)
+        return [chain[:room] for chain in chains]
 
 
 @dataclass
@@ -119,9 +155,7 @@ def decode(rank, world, task):
     moved = [attention.pool]
     if rank in task.stay:
         moved = [RowMover(rows_from(torch.zeros(SLOTS + task.page, 1)))]  # planted
-    drafter = Oracle(
-        list(zip(task.prompts, task.answers, strict=True)), seed=task.seeds[rank], window=10
-    )
+    drafter = Oracle(task, task.seeds[rank])
     return serve(task, target, moved, drafter, src=world - 1)
 
 
