@@ -8,6 +8,7 @@ from specpool.spec.expansion import TreeExpansion
 from specpool.spec.forward import ForwardStep
 from specpool.spec.layout import TreeLayout
 from specpool.spec.loop import DraftVerifyLoop
+from specpool.spec.parallel import RanksDisagree, broadcast_accept, check_agreement
 from specpool.spec.protocols import DraftBatch, Drafter, Sampling, Target
 from specpool.spec.sampling import probabilities, sample, sample_children
 from specpool.spec.serving import Event, Stats
@@ -26,11 +27,14 @@ __all__ = [
     "ForwardStep",
     "HostAccept",
     "PromptLookup",
+    "RanksDisagree",
     "Sampling",
     "Stats",
     "Target",
     "TreeExpansion",
     "TreeLayout",
+    "broadcast_accept",
+    "check_agreement",
     "commit",
     "duplicate_tail",
     "probabilities",

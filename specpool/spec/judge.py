@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,15 @@ from specpool.spec.serving import Finish, Request
 from specpool.spec.tree import DraftTree
 from specpool.spec.tree_checks import values_are_read
 from specpool.spec.verify import Accept, verify_greedy, verify_sampling
+
+Decide = Callable[[Accept, DraftTree, Sequence[int], Tensor], Accept]
+"""``(accept, tree, rows, window [bs, D])`` to the accept that counts, before it is read: where
+several ranks run one loop each, ``broadcast_accept`` from the rank that decides."""
+
+
+def own_answer(accept: Accept, tree: DraftTree, rows: Sequence[int], window: Tensor) -> Accept:
+    """This rank's own answer counts."""
+    return accept
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +81,11 @@ def refuse_tree(tree: DraftTree, batch: DraftBatch) -> None:
 
 
 def judge(
-    tree: DraftTree, logits: Tensor, batch: DraftBatch, requests: Sequence[Request]
+    tree: DraftTree,
+    logits: Tensor,
+    batch: DraftBatch,
+    requests: Sequence[Request],
+    decide: Decide,
 ) -> Answer:
     """Verify, read the answer with all that belongs to it in one synchronisation, and cut it.
 
@@ -81,11 +94,14 @@ def judge(
         logits: ``[bs, D, V]``.
         batch: what was drafted for.
         requests: the same, as the loop keeps them.
+        decide: see ``Decide``.
 
     Raises:
+        Whatever ``decide`` raises.
         ValueError: as ``verify_greedy``, ``verify_sampling`` and ``refuse_tree``.
     """
-    accept = _verify(tree, logits, batch)
+    window = batch.window[:, : tree.num_draft_tokens]
+    accept = decide(_verify(tree, logits, batch), tree, batch.rows, window)
     flat = accept.accept_index.clamp(min=0).long()
     path = tree.tokens.flatten()[flat]
     window, index, length, bonus, nan, read, wrong = read_together(

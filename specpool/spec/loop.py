@@ -23,7 +23,7 @@ from specpool.spec.admission import Admission
 from specpool.spec.commit import CommitResult, Mode, commit
 from specpool.spec.feed import feed
 from specpool.spec.forward import ForwardStep
-from specpool.spec.judge import Answer, judge, refuse_tree
+from specpool.spec.judge import Answer, Decide, judge, own_answer, refuse_tree
 from specpool.spec.movers import check_pools
 from specpool.spec.protocols import DraftBatch, Drafter, Sampling, Target
 from specpool.spec.serving import Event, Request, Stats
@@ -50,6 +50,8 @@ class DraftVerifyLoop:
         mode: see ``commit``.
         prefill_chunk: tokens of each prompt that a step feeds at most.
         generator: of the device, for draws; None is its default.
+        decide: what makes one answer of several ranks' (see ``Decide`` and ``broadcast_accept``);
+            this rank's own counts when not given.
         on_finish: called with ``(request, tokens, slots)`` before a request's slots are freed:
             int32 ``slots[n]`` hold the KV of ``tokens[:n]``, prompt and answer but the last token
             (less, where it is cancelled before its prompt is done). Not called where it ends with
@@ -90,6 +92,7 @@ class DraftVerifyLoop:
         mode: Mode = "auto",
         prefill_chunk: int = 512,
         generator: torch.Generator | None = None,
+        decide: Decide = own_answer,
         on_finish: OnFinish = lambda request, tokens, slots: None,
     ) -> None:
         if min(drafter.window, prefill_chunk) < 1:
@@ -104,6 +107,7 @@ class DraftVerifyLoop:
         self.mode: Mode = mode
         self.prefill_chunk = prefill_chunk
         self.generator = generator
+        self.decide = decide
         self.on_finish = on_finish
         self.stats = Stats()
         self._admission = Admission(allocator, table, drafter.window)
@@ -253,7 +257,7 @@ class DraftVerifyLoop:
             window = batch.window[:, : tree.num_draft_tokens]
             loc = torch.where(tree.live, window, -1)
             logits = self.target.forward(ForwardStep.tree(self.table, rows, tree, loc))
-            answer = judge(tree, logits, batch, ready)
+            answer = judge(tree, logits, batch, ready, self.decide)
             clock.append(time.perf_counter())
             accept = answer.accept_index, answer.accept_len
             done = commit(

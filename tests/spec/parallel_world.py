@@ -143,6 +143,16 @@ def places(world, stages):
 
 def decode(rank, world, task):
     """A rank's job: all prompts to their end. Returns contexts, its KV by kind, steps and moves."""
+    target = rank_target(rank, world, task)
+    moved = [target.attention.pool]
+    if rank in task.stay:
+        moved = [RowMover(rows_from(torch.zeros(SLOTS + task.page, 1)))]  # planted
+    drafter = Oracle(task, task.seeds[rank])
+    return serve(task, target, moved, drafter, src=world - 1)
+
+
+def rank_target(rank, world, task):
+    """The rank's share of the model, over a pool of its own."""
     tensor, pipeline = places(world, task.stages)
     shares = world // task.stages
     model = torch.load(task.file, mmap=True, weights_only=False) if task.file else weights()
@@ -151,12 +161,7 @@ def decode(rank, world, task):
     share = stage_share(head_share(model, rank % shares, shares), layers)
     dtype = share.embedding.dtype
     attention = part(task.kind, share.config, place, task.page, dtype)
-    target = LlamaTarget(ParallelLlama(share, place), attention)
-    moved = [attention.pool]
-    if rank in task.stay:
-        moved = [RowMover(rows_from(torch.zeros(SLOTS + task.page, 1)))]  # planted
-    drafter = Oracle(task, task.seeds[rank])
-    return serve(task, target, moved, drafter, src=world - 1)
+    return LlamaTarget(ParallelLlama(share, place), attention)
 
 
 def serve(task, target, moved, drafter, src):
