@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from specpool import __version__
-from specpool.demo.generate import PoolFullError
+from specpool.demo.options import ATTENTIONS, DRAFTS, PAGE_SIZES, TREES, Options
 from specpool.demo.parts import MissingPartError
 from specpool.demo.prompts import PROMPTS
-from specpool.demo.run import ATTENTIONS, TREES, Demo, Options
+from specpool.demo.run import Demo
 from specpool.demo.screen import Screen
 from specpool.doctor import describe, examine
 
@@ -43,13 +43,17 @@ def _demo(arguments: argparse.Namespace) -> int:
         prompts=prompts,
         max_new=arguments.max_new,
         tree=arguments.tree,
+        draft=arguments.draft,
         nodes=arguments.nodes,
+        batch=arguments.batch,
+        page_size=arguments.page_size,
+        temperature=arguments.temperature,
         device=arguments.device,
         model=arguments.model,
     )
     try:
         report = Demo(options, screen).run()
-    except (MissingPartError, PoolFullError, torch.OutOfMemoryError, ValueError, OSError) as error:
+    except (MissingPartError, torch.OutOfMemoryError, ValueError, OSError) as error:
         print(f"specpool demo: {error}", file=sys.stderr)
         return 2
     except Exception as error:  # a defect, of which Python would make status 1
@@ -97,8 +101,17 @@ def _parser() -> argparse.ArgumentParser:
         "--tree",
         choices=TREES,
         default=defaults.tree,
-        help="lookup: a tree of what followed the last tokens before; chain: the likeliest alone; "
-        "oracle: the plain answer among decoys, so that most steps relocate (default: %(default)s)",
+        help="lookup: a tree of several continuations; chain: the likeliest alone; oracle: the "
+        "plain answer among decoys, so that most steps relocate (default: %(default)s)",
+    )
+    demo.add_argument(
+        "--draft",
+        choices=DRAFTS,
+        default=defaults.draft,
+        help="what proposes trees and chains. lookup: what followed the last tokens before; model: "
+        "the model itself without a sixth of its layers, dense, with a pool of its own, 4 tokens "
+        "deep; it shows how a draft model is served and, nearly as slow as the model, gains no "
+        "time (default: %(default)s)",
     )
     demo.add_argument(
         "--nodes",
@@ -106,6 +119,29 @@ def _parser() -> argparse.ArgumentParser:
         default=defaults.nodes,
         metavar="N",
         help="nodes a draft tree may have, its root included (default: %(default)s)",
+    )
+    demo.add_argument(
+        "--batch",
+        type=int,
+        default=defaults.batch,
+        metavar="N",
+        help="questions answered at once; above 1 each answer is shown whole when it is done "
+        "(default: %(default)s)",
+    )
+    demo.add_argument(
+        "--page-size",
+        type=int,
+        choices=PAGE_SIZES,
+        default=defaults.page_size,
+        help="slots of a page of the pools (default: %(default)s)",
+    )
+    demo.add_argument(
+        "--temperature",
+        type=float,
+        default=defaults.temperature,
+        metavar="T",
+        help="0 is greedy; above 0 tokens are drawn, the same in every run, and only KV is "
+        "compared (default: %(default)s)",
     )
     demo.add_argument(
         "--device",

@@ -12,7 +12,6 @@ import specpool
 from specpool import MHATokenToKVPool, MiniMaxSparseKVPool
 from specpool.cli import main
 from specpool.demo import parts, run
-from specpool.demo.generate import PoolFullError
 from specpool.demo.llama import Llama
 from tests.demo.test_weights import write as write_llama
 from tests.demo.tiny import CONFIG, byte_tokenizer, random_weights, tiny_model
@@ -33,7 +32,8 @@ def tiny(monkeypatch):
 
 def test_help_names_every_option(capsys):
     for command, options in {
-        "demo": "--pool --prompt --max-new --tree --nodes --device --model --json",
+        "demo": "--pool --prompt --max-new --tree --draft --nodes --batch --page-size "
+        "--temperature --device --model --json",
         "doctor": "--json",
     }.items():
         with pytest.raises(SystemExit) as ended:
@@ -73,7 +73,7 @@ def test_the_table_ends_with_the_verdict(capsys, pool):
     assert main([*ORACLE, "--pool", pool]) == 0
     lines = capsys.readouterr().out.rstrip().splitlines()
     assert lines[-1] == "equal to plain greedy decoding: yes"
-    table = dict(line.split("  ", 1) for line in lines[-13:-1] if not line.startswith(" "))
+    table = dict(line.split("  ", 1) for line in lines[-16:-1] if not line.startswith(" "))
     assert table["tokens"].strip() == "40"
     assert 0 < int(table["target forwards"]) < 40
     assert float(table["tokens a step"]) > 1
@@ -106,6 +106,62 @@ def test_without_a_prompt_all_are_answered(capsys):
     assert main(["demo", "--model", "tiny", "--max-new", "2", "--json"]) == 0
     answers = json.loads(capsys.readouterr().out)["answers"]
     assert [answer["name"] for answer in answers] == list(run.PROMPTS)
+
+
+@pytest.mark.parametrize("pool", ["minimax", "mha"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--tree", "oracle", "--batch", "3", "--page-size", "16"],
+        ["--draft", "model", "--batch", "2", "--page-size", "64"],
+        ["--draft", "model", "--tree", "chain", "--page-size", "128"],
+        ["--tree", "chain", "--batch", "9"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("tiny")
+def test_batches_pages_and_draft_models_lose_nothing(capsys, options, pool):
+    command = ["demo", "--model", "tiny", "--max-new", "12", "--json", "--pool", pool]
+    assert main([*command, *options]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["equal_to_greedy"], report["kv_equal"]) == (True, True)
+    assert report["tokens"] == 12 * len(run.PROMPTS)
+    assert report["batch"] <= len(run.PROMPTS)
+    if "oracle" in options or options[-1] == "64":  # a tree, some of whose nodes are accepted
+        assert report["launches_per_relocating_step"] == 1
+        assert report["tokens_per_step"] > 1
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_batchs_answers_are_shown_whole(capsys, monkeypatch):
+    command = ["demo", "--model", "tiny", "--max-new", "9"]
+    assert main([*command, "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)["answers"]
+    shown = []
+    monkeypatch.setattr(run.Screen, "write", lambda screen, text: shown.append(text))
+    assert main([*command, "--batch", "3"]) == 0
+    assert "answering 3 questions at once ...\n" in capsys.readouterr().err
+    for answer in answers:
+        at = shown.index(f"\n--- {answer['name']}\n")
+        assert shown[at + 1] == answer["text"]
+        assert shown[at + 2].startswith("\n[9 tokens in ")
+
+
+@pytest.mark.parametrize("drafts", [["--draft", "model", "--tree", "chain"], ["--tree", "lookup"]])
+@pytest.mark.usefixtures("tiny")
+def test_draws_are_not_compared_but_their_kv_is(capsys, monkeypatch, drafts):
+    command = ["demo", "--model", "tiny", "--max-new", "9", "--temperature", "0.7"]
+    command += ["--prompt", "What?", *drafts]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert shown.out.rstrip().endswith("equal to plain greedy decoding: sampled; not compared")
+    assert "plain greedy decoding ..." not in shown.err
+    assert main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["equal_to_greedy"], report["kv_equal"]) == (None, True)
+    assert report["plain_seconds"] is None
+    monkeypatch.setattr(run, "kv_errors", lambda *arguments: {"main K": 1.0})
+    assert main([*command, "--json"]) == 1
 
 
 @pytest.mark.usefixtures("tiny")
@@ -146,10 +202,26 @@ def test_wrong_kv_under_right_text_ends_with_1(capsys, monkeypatch):
         (["--prompt", "  "], "the prompt 'prompt' is empty; give --prompt some text"),
         (["--max-new", "0"], "--max-new is 0; it must be at least 1"),
         (["--nodes", "-3"], "--nodes is -3; it must be at least 1"),
+        (["--batch", "0"], "--batch is 0; it must be at least 1"),
+        (["--temperature", "-1"], "--temperature is -1.0; it must be 0"),
+        (["--temperature", "nan"], "--temperature is nan; it must be 0"),
+        (["--temperature", "1"], "so --temperature has no place beside it"),
+        (["--draft", "model"], "so --draft model has no place beside it"),
         (["--max-new", "5000"], "the model takes 4096 in all"),
         (["--prompt", "word " * 900], "the model takes 4096 in all"),
     ],
-    ids=["empty prompt", "no tokens", "no nodes", "too many tokens", "too long a prompt"],
+    ids=[
+        "empty prompt",
+        "no tokens",
+        "no nodes",
+        "no batch",
+        "below zero",
+        "no number",
+        "an oracle of draws",
+        "an oracle that is a model",
+        "too many tokens",
+        "too long a prompt",
+    ],
 )
 @pytest.mark.usefixtures("tiny")
 def test_bad_input_ends_with_2(capsys, arguments, message):
@@ -190,20 +262,20 @@ def test_what_cannot_be_done_is_refused_before_the_weights_are_read(
 
 @pytest.mark.usefixtures("tiny")
 def test_a_run_that_fails_ends_with_2(capsys, monkeypatch):
-    def run_out(*arguments):
-        raise PoolFullError("7 slots asked for")
+    def run_out(*arguments, **options):
+        raise torch.OutOfMemoryError("7 bytes asked for")
 
-    monkeypatch.setattr(run, "speculate", run_out)
+    monkeypatch.setattr(run, "serve", run_out)
     assert main([*ORACLE, "--json"]) == 2
     shown = capsys.readouterr()
-    assert shown.err.endswith("specpool demo: 7 slots asked for\n")
+    assert shown.err.endswith("specpool demo: 7 bytes asked for\n")
     assert "Traceback" not in shown.err
     assert shown.out == ""
 
 
 @pytest.mark.usefixtures("tiny")
 def test_a_defect_ends_with_2_and_shows_where_it_is(capsys, monkeypatch):
-    monkeypatch.setattr(run, "speculate", lambda *arguments: {}["pool"])
+    monkeypatch.setattr(run, "serve", lambda *arguments, **options: {}["pool"])
     assert main([*ORACLE, "--json"]) == 2
     shown = capsys.readouterr()
     assert "Traceback" in shown.err
@@ -236,10 +308,17 @@ def test_bad_usage_ends_with_2(capsys, arguments):
 
 
 @pytest.mark.parametrize(
-    ("option", "known"), [("pool", "minimax, mha"), ("tree", "lookup, chain, oracle")]
+    ("option", "known"),
+    [
+        ("pool", "minimax, mha"),
+        ("tree", "lookup, chain, oracle"),
+        ("draft", "lookup, model"),
+        ("page_size", "1, 16, 64, 128"),
+    ],
 )
 def test_an_unknown_name_is_refused_with_the_known_ones(option, known):
-    with pytest.raises(ValueError, match=f"--{option} is 'x'; it must be one of {known}"):
+    name = option.replace("_", "-")
+    with pytest.raises(ValueError, match=f"--{name} is 'x'; it must be one of {known}"):
         run.Demo(run.Options(**{option: "x"}), None)
 
 

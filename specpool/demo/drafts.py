@@ -1,147 +1,113 @@
-"""Draft trees and the rules that propose them: prompt lookup (a tree or a chain) and an oracle.
+"""The demo's own drafters: an oracle that knows the answers, and the model that drafts for itself.
 
-A tree's node 0 is the root, the last token already decided; every other node proposes a token to
-follow its parent. No two siblings carry the same token, so at most one path can be accepted.
+What a user would draft with, prompt lookup and draft models, is the library's (`specpool.spec`).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
+from specpool.demo.weights import Weights
+from specpool.spec import DraftBatch, DraftModel, DraftTree, Target
 
-@dataclass(frozen=True)
-class Tree:
-    """`tokens[i]` and `parents[i]` of each node; parents come before children, the root's is -1."""
+Tokens = Sequence[int]
 
-    tokens: list[int]
-    parents: list[int]
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def depths(self) -> list[int]:
-        """How far each node is from the root."""
-        depths = [0] * len(self)
-        for node in range(1, len(self)):
-            depths[node] = depths[self.parents[node]] + 1
-        return depths
-
-    def mask(self) -> Tensor:
-        """Bool [nodes, nodes], on the CPU: row i is True at i and at its ancestors."""
-        mask = torch.eye(len(self), dtype=torch.bool)
-        for node in range(1, len(self)):
-            mask[node] |= mask[self.parents[node]]
-        return mask
-
-    def reordered(self, order: Sequence[int]) -> Tree:
-        """The same tree with node `order[i]` at place i; `order` keeps parents before children."""
-        place = {node: i for i, node in enumerate(order)}
-        parents = [-1, *(place[self.parents[node]] for node in order[1:])]
-        return Tree([self.tokens[node] for node in order], parents)
-
-
-# Given all tokens so far, the last of them the root: what might come next.
-Draft = Callable[[Sequence[int]], Tree]
-
-
-def merge_chains(root: int, chains: Iterable[Sequence[int]], nodes: int) -> Tree:
-    """A tree of `chains`, their common beginnings shared, cut at `nodes` nodes with the root."""
-    tokens, parents = [root], [-1]
-    children: dict[tuple[int, int], int] = {}
-    for chain in chains:
-        node = 0
-        for token in chain:
-            child = children.get((node, token))
-            if child is None:
-                if len(tokens) == nodes:
-                    break
-                child = children[node, token] = len(tokens)
-                tokens.append(token)
-                parents.append(node)
-            node = child
-    return Tree(tokens, parents)
-
-
-def level_order(tree: Tree) -> Tree:
-    """The same tree level by level, the order in which EAGLE-style drafters lay their nodes."""
-    depths = tree.depths()
-    return tree.reordered(sorted(range(len(tree)), key=depths.__getitem__))
-
-
-def random_order(tree: Tree, rng: random.Random) -> Tree:
-    """The same tree in a random order that keeps parents before children."""
-    children: list[list[int]] = [[] for _ in range(len(tree))]
-    for node in range(1, len(tree)):
-        children[tree.parents[node]].append(node)
-    order, ready = [], [0]
-    while ready:
-        node = ready.pop(rng.randrange(len(ready)))
-        order.append(node)
-        ready += children[node]
-    return tree.reordered(order)
-
-
-class PromptLookup:
-    """Proposes what followed the last tokens where they stood before.
-
-    The longest n-grams are looked up first (3, 2, then 1 token) and of equal ones the latest; up
-    to `candidates` different continuations of at most `depth` tokens become a tree in level order,
-    or a chain where `candidates` is 1. After "Prompt Lookup Decoding" (A. Saxena, 2023), which
-    proposes one chain.
-    """
-
-    def __init__(self, nodes: int, *, candidates: int = 6, depth: int = 8) -> None:
-        self.nodes = nodes
-        self.candidates = candidates
-        self.depth = depth
-
-    def __call__(self, sequence: Sequence[int]) -> Tree:
-        """The tree for `sequence`, whose last token is the root."""
-        return level_order(merge_chains(sequence[-1], self._chains(list(sequence)), self.nodes))
-
-    def _chains(self, sequence: list[int]) -> list[list[int]]:
-        chains: list[list[int]] = []
-        for length in (3, 2, 1):
-            tail = sequence[-length:]
-            for start in range(len(sequence) - length - 1, -1, -1):
-                if sequence[start : start + length] != tail:
-                    continue
-                chain = sequence[start + length : start + length + self.depth]
-                if chain not in chains:
-                    chains.append(chain)
-                if len(chains) == self.candidates:
-                    return chains
-        return chains
+MODEL_STEPS, MODEL_TOPK = 4, 3
+MODEL_FED = 1 + (MODEL_STEPS - 1) * MODEL_TOPK
+"""Slots of a window that a draft model needs, however few nodes its tree keeps."""
 
 
 class Oracle:
-    """Knows the true continuation and hides up to 6 tokens of it among 4 decoys, in random order.
+    """Knows each prompt's answer and hides up to 6 tokens of it among 4 decoys, in random order.
 
     No real drafter does this. It makes most steps accept several nodes from scattered places, so
-    that sources and targets of the move overlap as often as can be.
+    that sources and targets of the move overlap as often as can be. `answers` are pairs of a
+    prompt and what follows it.
     """
 
+    pools = ()
+
     def __init__(
-        self, prompt_length: int, continuation: Sequence[int], vocab: int, nodes: int, seed: int = 0
+        self, answers: Sequence[tuple[Tokens, Tokens]], window: int, vocab: int, seed: int = 0
     ) -> None:
-        self.prompt_length = prompt_length
-        self.continuation = list(continuation)
+        self.answers = answers
+        self.window = window
         self.vocab = vocab
-        self.nodes = nodes
         self._rng = random.Random(seed)
 
-    def __call__(self, sequence: Sequence[int]) -> Tree:
-        """The tree for `sequence`, whose last token is the root."""
+    def draft(self, batch: DraftBatch) -> DraftTree:
+        """One tree a request; see `Drafter`."""
+        chains = [
+            self.chains(context, room)
+            for context, room in zip(batch.contexts, batch.room, strict=True)
+        ]
+        tree = DraftTree.from_chains(batch.roots, chains, self.window)
+        return random_order(tree, self._rng, batch.window.device)
+
+    def chains(self, context: Tokens, room: int) -> list[list[int]]:
+        """Candidates to follow `context`, none longer than `room`."""
         rng = self._rng
-        known = self.continuation[len(sequence) - self.prompt_length :][: rng.randint(0, 6)]
+        known = list(self.known(context))[: rng.randint(0, 6)]
         chains = [known]
         for _ in range(4):
             decoy = [rng.randrange(self.vocab) for _ in range(rng.randint(1, 4))]
             chains.append(known[: rng.randint(0, len(known))] + decoy)
         rng.shuffle(chains)
-        return random_order(merge_chains(sequence[-1], chains, self.nodes), rng)
+        return [chain[:room] for chain in chains]
+
+    def known(self, context: Tokens) -> Tokens:
+        """What follows; a text gone wrong is drafted for by place, since its prompt is known."""
+        begun = list(context)
+        prompt, answer = max(
+            (pair for pair in self.answers if list(pair[0]) == begun[: len(pair[0])]),
+            key=lambda pair: len(pair[0]),
+        )
+        return answer[len(begun) - len(prompt) :]
+
+    def leave(self, request: int) -> None:
+        """Nothing is kept of a request."""
+
+
+def random_order(tree: DraftTree, rng: random.Random, device: torch.device) -> DraftTree:
+    """The same trees on `device`, nodes in a random order that keeps parents before children."""
+    tokens, parents = torch.full_like(tree.tokens, -1), torch.full_like(tree.parents, -1)
+    for r, size in enumerate(tree.sizes.tolist()):
+        above = tree.parents[r].tolist()
+        place: dict[int, int] = {}
+        ready = [0][:size]
+        while ready:
+            node = ready.pop(rng.randrange(len(ready)))
+            tokens[r, len(place)] = tree.tokens[r, node]
+            parents[r, len(place)] = place.get(above[node], -1)
+            place[node] = len(place)
+            ready += [child for child in range(1, size) if above[child] == node]
+    return DraftTree(tokens.to(device), parents.to(device), tree.sizes.to(device), tree.steps)
+
+
+def without_a_sixth(weights: Weights) -> Weights:
+    """The same model without a sixth of its layers, from the middle on: SmolLM2's 15 to 19.
+
+    There is no smaller model with its vocabulary at hand, and it was not trained to skip layers.
+    Of what was tried this agrees best, with about 6 of 10 of its tokens (the first 25 layers: 4).
+    """
+    layers = weights.layers
+    middle = len(layers) // 2
+    kept = layers[:middle] + layers[middle + len(layers) // 6 :]
+    return replace(weights, config=replace(weights.config, layers=len(kept)), layers=kept)
+
+
+def model_drafter(model: Target, nodes: int, *, chain: bool, sampled: bool) -> DraftModel:
+    """Drafts of `model` of up to `nodes` nodes; a chain's tokens are drawn where `sampled`."""
+    topk = 1 if chain else MODEL_TOPK
+    most = 1 + topk + (MODEL_STEPS - 1) * topk**2
+    return DraftModel(
+        model,
+        steps=MODEL_STEPS,
+        topk=topk,
+        num_draft_tokens=min(nodes, most),
+        sampled=sampled and chain,
+    )

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specpool.demo.drafts import Tree
 from specpool.demo.weights import Config, Weights
 from specpool.pools import KVCache, MHATokenToKVPool
 
@@ -48,38 +47,17 @@ class Step:
     ) -> Step:
         """Text: `tokens`, written to `loc`, follow the tokens in the slots `accepted`."""
         base, count = len(accepted), len(tokens)
-        see = torch.ones(count, base + count, dtype=torch.bool).tril(base)
-        return Step._of(tokens, range(base, base + count), accepted, loc, see, device)
 
-    @staticmethod
-    def tree(
-        tree: Tree, accepted: Sequence[int], window: Sequence[int], device: torch.device
-    ) -> Step:
-        """A draft tree written to `window`: each node sees what is accepted and its ancestors."""
-        base = len(accepted)
-        see = torch.cat((torch.ones(len(tree), base, dtype=torch.bool), tree.mask()), dim=1)
-        positions = [base + depth for depth in tree.depths()]
-        return Step._of(tree.tokens, positions, accepted, window, see, device)
-
-    @staticmethod
-    def _of(
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        accepted: Sequence[int],
-        loc: Sequence[int],
-        visible: Tensor,
-        device: torch.device,
-    ) -> Step:
         def ints(values: Sequence[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)
 
         return Step(
             tokens=ints(tokens),
-            positions=ints(positions),
+            positions=ints(range(base, base + count)),
             loc=ints(loc),
             context_loc=ints([*accepted, *loc]),
-            context_positions=ints([*range(len(accepted)), *positions]),
-            visible=visible.to(device),
+            context_positions=ints(range(base + count)),
+            visible=torch.ones(count, base + count, dtype=torch.bool).tril(base).to(device),
         )
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specpool.demo.generate import Stats
+from specpool.demo.serve import Figures
 
 
 @dataclass(frozen=True)
@@ -15,35 +15,46 @@ class Answer:
 
     `first_difference` is the place of the first token that differs from the plain answer, None
     where all are equal; `smallest_margin` is how near the plain answer came to a tie between two
-    tokens (logits); `kv_errors` is the largest absolute error of each kind of buffer. Times are
-    seconds and include the prompt's own forward.
+    tokens (logits), None where nothing was compared; `kv_errors` is the largest absolute error of
+    each kind of buffer.
     """
 
     name: str
     text: str
-    stats: Stats
-    seconds: float
-    plain_seconds: float
+    tokens: int
+    steps: int
     first_difference: int | None
-    smallest_margin: float
+    smallest_margin: float | None
     kv_errors: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Report:
-    """All answers of one run; sums are over them."""
+    """All answers of one run, and the figures of the loop that gave them.
+
+    `plain_seconds` is what plain greedy decoding took, one question after another, None where the
+    answers were sampled and nothing was compared.
+    """
 
     pool: str
     tree: str
+    draft: str
     nodes: int
+    batch: int
+    page_size: int
+    temperature: float
     device: str
     dtype: str
     kv_tolerance: float
+    figures: Figures
+    plain_seconds: float | None
     answers: list[Answer]
 
     @property
-    def equal_to_greedy(self) -> bool:
-        """Whether every token of every answer is plain greedy decoding's."""
+    def equal_to_greedy(self) -> bool | None:
+        """Whether every token is plain greedy decoding's; None where they were sampled."""
+        if self.plain_seconds is None:
+            return None
         return all(answer.first_difference is None for answer in self.answers)
 
     @property
@@ -59,26 +70,24 @@ class Report:
 
     @property
     def lossless(self) -> bool:
-        """Whether both text and KV are what they should be."""
-        return self.equal_to_greedy and self.kv_equal
+        """Whether KV, and text where it was compared, are what they should be."""
+        return self.equal_to_greedy is not False and self.kv_equal
 
-    def total(self) -> Stats:
-        """The answers' figures, added up."""
-        each = [asdict(answer.stats) for answer in self.answers]
-        return Stats(**{name: sum(stats[name] for stats in each) for name in each[0]})
+    @property
+    def launches_per_relocating_step(self) -> float | None:
+        """Of the target's pool; None where no step relocated."""
+        steps = self.figures.relocating_steps
+        return self.figures.launches / steps if steps else None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
-        stats = self.total()
-        sums = asdict(stats)
-        del sums["steps"]  # which are the target forwards
+        mine = asdict(self)
+        figures = mine.pop("figures")
         return {
-            **asdict(self),
-            **sums,
+            **mine,
+            **figures,
             "answers": [_answer(answer) for answer in self.answers],
-            "target_forwards": stats.steps,
-            "tokens_per_step": stats.tokens / stats.steps,
-            "launches_per_relocating_step": _launches(stats),
+            "launches_per_relocating_step": self.launches_per_relocating_step,
             "equal_to_greedy": self.equal_to_greedy,
             "kv_error": _number(self.kv_error),
             "kv_equal": self.kv_equal,
@@ -86,23 +95,23 @@ class Report:
 
     def table(self) -> str:
         """The figures for a reader, the verdict last."""
-        stats = self.total()
-        seconds = sum(answer.seconds for answer in self.answers)
-        plain = sum(answer.plain_seconds for answer in self.answers)
-        launches = _launches(stats)
+        found, launches = self.figures, self.launches_per_relocating_step
+        plain = self.plain_seconds
         rows = [
-            ("pool, drafts, device", f"{self.pool} ({self.dtype}), {self.tree}, {self.device}"),
-            ("tokens", f"{stats.tokens}"),
-            ("target forwards", f"{stats.steps}"),
-            ("tokens a step", f"{stats.tokens / stats.steps:.2f}"),
-            ("steps that relocated", f"{stats.relocating_steps}"),
-            ("  of them, sources and targets overlap", f"{stats.overlapping_steps}"),
-            ("rows moved", f"{stats.rows_moved}"),
+            ("pool", f"{self.pool} ({self.dtype}), pages of {self.page_size}, {self.device}"),
+            ("drafts", f"{self._drafts()}, {self.batch} at once"),
+            ("tokens", f"{found.tokens}"),
+            ("target forwards", f"{found.target_forwards}"),
+            ("  and for prompts", f"{found.prompt_forwards}"),
+            ("tokens a step", f"{found.tokens_per_step:.2f}"),
+            ("steps that relocated", f"{found.relocating_steps}"),
+            ("rows moved", f"{found.rows_moved}"),
             ("launches a relocating step", "-" if launches is None else f"{launches:g}"),
-            ("time in the move", f"{stats.move_seconds * 1e3:.1f} ms"),
-            ("time in the model", f"{stats.model_seconds * 1e3:.1f} ms"),
-            ("tokens a second", f"{stats.tokens / seconds:.1f}"),
-            ("  plain greedy decoding", f"{stats.tokens / plain:.1f}"),
+            ("time in the move", f"{found.move_seconds * 1e3:.1f} ms"),
+            ("time in the model", f"{found.model_seconds * 1e3:.1f} ms"),
+            ("time in drafts", f"{found.draft_seconds * 1e3:.1f} ms"),
+            ("tokens a second", f"{found.tokens / found.seconds:.1f}"),
+            ("  plain greedy decoding", "-" if plain is None else f"{found.tokens / plain:.1f}"),
             (
                 "KV equal to one plain forward",
                 f"{_yes(self.kv_equal)} (largest error {self.kv_error:.1e})",
@@ -110,8 +119,14 @@ class Report:
         ]
         width = max(len(label) for label, _ in rows)
         lines = [f"{label:<{width}}  {value}" for label, value in rows]
-        verdict = f"equal to plain greedy decoding: {_yes(self.equal_to_greedy)}"
-        return "\n".join([*lines, *self._faults(), verdict])
+        equal = self.equal_to_greedy
+        verdict = "sampled; not compared" if equal is None else _yes(equal)
+        return "\n".join([*lines, *self._faults(), f"equal to plain greedy decoding: {verdict}"])
+
+    def _drafts(self) -> str:
+        if self.tree == "oracle":
+            return "oracle"
+        return f"{self.draft}, {'chains' if self.tree == 'chain' else 'trees'}"
 
     def _faults(self) -> list[str]:
         return [
@@ -120,10 +135,6 @@ class Report:
             for answer in self.answers
             if answer.first_difference is not None
         ]
-
-
-def _launches(stats: Stats) -> float | None:
-    return stats.launches / stats.relocating_steps if stats.relocating_steps else None
 
 
 def _answer(answer: Answer) -> dict[str, Any]:

@@ -7,48 +7,33 @@ accepted KV is compared with one plain forward of the same tokens, which text al
 
 from __future__ import annotations
 
-import codecs
 import itertools
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 
+from specpool.allocator import PagedSlotAllocator
 from specpool.demo import parts
-from specpool.demo.drafts import Draft, Oracle, PromptLookup
-from specpool.demo.generate import FreeSlots, Greedy, Speculative, greedy, kv_errors, speculate
+from specpool.demo.drafts import MODEL_FED, Oracle, model_drafter, without_a_sixth
+from specpool.demo.generate import Greedy, greedy, kv_errors, shuffled_slots
 from specpool.demo.llama import Attention, DenseAttention, Llama
-from specpool.demo.minimax import BlockSparseAttention
+from specpool.demo.options import ATTENTIONS, Options
 from specpool.demo.prompts import PROMPTS, chat
 from specpool.demo.report import Answer, Report
-from specpool.demo.screen import Screen
+from specpool.demo.screen import Screen, Transcript
+from specpool.demo.serve import Figures, Served, TimedTarget, serve, slots_needed
+from specpool.demo.target import LlamaTarget
 from specpool.demo.tokenizer import Tokenizer
 from specpool.demo.weights import Config, load_gguf
 from specpool.mover import RowMover
+from specpool.spec import Drafter, Event, PromptLookup
 
-ATTENTIONS: dict[str, type[DenseAttention] | type[BlockSparseAttention]] = {
-    "minimax": BlockSparseAttention,
-    "mha": DenseAttention,
-}
 # Block selection needs float64 (see minimax.py); dense attention is exact enough in float32.
 DTYPES = {"minimax": torch.float64, "mha": torch.float32}
 KV_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
-TREES = ("lookup", "chain", "oracle")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to run; see `specpool demo --help`. `prompts` maps a name to a question."""
-
-    pool: str = "minimax"
-    prompts: Mapping[str, str] | None = None
-    max_new: int = 48
-    tree: str = "lookup"
-    nodes: int = 24
-    device: str = "cpu"
-    model: Path | None = None
 
 
 class Demo:
@@ -59,7 +44,7 @@ class Demo:
     """
 
     def __init__(self, options: Options, screen: Screen) -> None:
-        _check(options)
+        options.check()
         self.options = options
         self.screen = screen
         parts.require(parts.GGUF, parts.TQDM, *([] if options.model else [parts.SMOLLM2]))
@@ -69,17 +54,32 @@ class Demo:
         self.model, self.tokenizer = load_model(path, self.dtype, device, screen, self._prepare)
 
     def run(self) -> Report:
-        """Answer every question twice and compare."""
-        answers = [self._answer(name, prompt) for name, prompt in self.prompts.items()]
+        """Answer every question, decode each plainly too unless tokens are drawn, and compare."""
         options = self.options
+        plain: list[Greedy] | None = None
+        plain_seconds: float | None = None
+        if options.tree == "oracle":  # it drafts the plain answers, which must be known first
+            plain, plain_seconds = self._plain()
+        served, figures = self._serve(plain)
+        if plain is None and not options.temperature:
+            plain, plain_seconds = self._plain()
         return Report(
             pool=options.pool,
             tree=options.tree,
+            draft=options.draft,
             nodes=options.nodes,
+            batch=min(options.batch, len(served)),
+            page_size=options.page_size,
+            temperature=options.temperature,
             device=options.device,
             dtype=str(self.dtype).removeprefix("torch."),
             kv_tolerance=KV_TOLERANCE[self.dtype],
-            answers=answers,
+            figures=figures,
+            plain_seconds=plain_seconds,
+            answers=[
+                self._answer(*each)
+                for each in zip(self.prompts, served, plain or itertools.repeat(None), strict=False)
+            ],
         )
 
     def _prepare(self, config: Config, tokenizer: Tokenizer) -> None:
@@ -98,76 +98,93 @@ class Demo:
         smallest = kind(config, 1, self.dtype, torch.device(options.device))
         RowMover(smallest.pool.rows())  # refuses a backend that does not serve the device
 
-    def _answer(self, name: str, prompt: list[int]) -> Answer:
-        self.screen.heading(name)
-        if self.options.tree == "oracle":  # it drafts the plain answer, which must be known first
-            plain, plain_seconds = self._plain(prompt)
-            result, attention, seconds = self._speculate(prompt, self._oracle(prompt, plain))
-        else:
-            drafts = PromptLookup(
-                self.options.nodes, candidates=1 if self.options.tree == "chain" else 6
-            )
-            result, attention, seconds = self._speculate(prompt, drafts)
-            plain, plain_seconds = self._plain(prompt)
-        errors = kv_errors(self.model, attention, self._attention(len(result.loc)), result)
+    def _answer(self, name: str, served: Served, plain: Greedy | None) -> Answer:
+        fresh = self._attention(len(served.stored))
         return Answer(
             name=name,
-            text=self.tokenizer.decode(result.tokens),
-            stats=result.stats,
-            seconds=seconds,
-            plain_seconds=plain_seconds,
-            first_difference=_first_difference(result.tokens, plain.tokens),
-            smallest_margin=min(plain.margins),
-            kv_errors=errors,
+            text=self.tokenizer.decode(served.tokens),
+            tokens=len(served.tokens),
+            steps=served.steps,
+            first_difference=None
+            if plain is None
+            else _first_difference(served.tokens, plain.tokens),
+            smallest_margin=None if plain is None else min(plain.margins),
+            kv_errors=kv_errors(self.model, fresh, served.stored, served.kept),
         )
 
-    def _oracle(self, prompt: list[int], plain: Greedy) -> Oracle:
-        return Oracle(len(prompt), plain.tokens, self.model.config.vocab, self.options.nodes)
-
-    def _attention(self, size: int) -> Attention:
+    def _attention(self, size: int, page_size: int = 1) -> Attention:
         kind = ATTENTIONS[self.options.pool]
-        return kind(self.model.config, size, self.dtype, self.model.device)
+        return kind(self.model.config, size, self.dtype, self.model.device, page_size=page_size)
 
-    def _speculate(self, prompt: list[int], draft: Draft) -> tuple[Speculative, Attention, float]:
-        # Accepted entries and one window are all that ever lives.
-        size = len(prompt) + self.options.max_new + self.options.nodes
-        attention, show = self._attention(size), self._streamer()
-        began = time.perf_counter()
-        result = speculate(
-            self.model, attention, FreeSlots(size), prompt, self.options.max_new, draft, show
-        )
-        seconds = time.perf_counter() - began
-        stats = result.stats
-        self.screen.write(
-            f"\n[{stats.tokens} tokens in {stats.steps} forwards, "
-            f"{stats.relocating_steps} of which relocated]\n"
-        )
-        return result, attention, seconds
+    def _serve(self, plain: list[Greedy] | None) -> tuple[list[Served], Figures]:
+        options, prompts = self.options, list(self.prompts.values())
+        batch = min(options.batch, len(prompts))
+        # What a window takes is known before the drafter is: a draft model needs a pool first.
+        window = max(options.nodes, MODEL_FED)
+        size = slots_needed(prompts, options.max_new, window, batch, options.page_size)
+        target = TimedTarget(self.model, self._attention(size, options.page_size))
+        eos, names = self.model.config.eos, list(self.prompts)
+        transcript = Transcript(self.screen, names, self.tokenizer, eos, streams=batch == 1)
+        total, done = len(prompts) * options.max_new, itertools.count(1)
+        with self._waiting(batch) as progress:
 
-    def _plain(self, prompt: list[int]) -> tuple[Greedy, float]:
-        size = len(prompt) + self.options.max_new
-        with self.screen.bar("plain greedy decoding") as show:
-            done = itertools.count(1)
-            began = time.perf_counter()
-            result = greedy(
-                self.model,
-                self._attention(size),
-                FreeSlots(size, seed=1),
-                prompt,
-                self.options.max_new,
-                lambda tokens: show(next(done), self.options.max_new),
+            def show(event: Event) -> None:
+                for _ in event.tokens:
+                    progress(next(done), total)
+                transcript.show(event)
+
+            return serve(
+                target,
+                self._drafter(plain, size),
+                PagedSlotAllocator(size, options.page_size, self.model.device),
+                prompts,
+                options.max_new,
+                batch=batch,
+                temperature=options.temperature,
+                on_event=show,
             )
-            return result, time.perf_counter() - began
 
-    def _streamer(self) -> Callable[[list[int]], None]:
-        """Shows tokens as they come; a character may end in a later step than it begins in."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    def _waiting(self, batch: int) -> AbstractContextManager[Callable[[int, int], None]]:
+        """A bar while a batch shows nothing; one answer's text is its own progress."""
+        if batch > 1:
+            return self.screen.bar(f"answering {batch} questions at once")
+        return nullcontext(lambda done, total: None)
 
-        def show(tokens: list[int]) -> None:
-            shown = (t for t in tokens if t != self.model.config.eos)
-            self.screen.write(decoder.decode(b"".join(map(self.tokenizer.token_bytes, shown))))
+    def _drafter(self, plain: list[Greedy] | None, size: int) -> Drafter:
+        options, config = self.options, self.model.config
+        if plain is not None:
+            tokens = [answer.tokens for answer in plain]
+            answers = list(zip(self.prompts.values(), tokens, strict=True))
+            return Oracle(answers, options.nodes, config.vocab)
+        if options.draft == "lookup":
+            return PromptLookup(options.nodes, candidates=1 if options.tree == "chain" else 6)
+        model = Llama(without_a_sixth(self.model.weights))
+        page, device = options.page_size, self.model.device
+        attention = DenseAttention(model.config, size, self.dtype, device, page_size=page)
+        return model_drafter(
+            LlamaTarget(model, attention),
+            options.nodes,
+            chain=options.tree == "chain",
+            sampled=options.temperature > 0,
+        )
 
-        return show
+    def _plain(self) -> tuple[list[Greedy], float]:
+        options, done = self.options, itertools.count(1)
+        total = len(self.prompts) * options.max_new
+        began = time.perf_counter()
+        with self.screen.bar("plain greedy decoding") as show:
+            answers = [
+                greedy(
+                    self.model,
+                    self._attention(len(prompt) + options.max_new),
+                    shuffled_slots(len(prompt) + options.max_new),
+                    prompt,
+                    options.max_new,
+                    lambda: show(next(done), total),
+                )
+                for prompt in self.prompts.values()
+            ]
+        return answers, time.perf_counter() - began
 
 
 def load_model(
@@ -181,28 +198,6 @@ def load_model(
     with screen.bar(f"reading {path.name}") as show:
         weights, tokenizer = load_gguf(path, dtype, device, show, prepare)
     return Llama(weights), tokenizer
-
-
-def _check(options: Options) -> None:
-    for name, value, known in (
-        ("--pool", options.pool, ATTENTIONS),
-        ("--tree", options.tree, TREES),
-    ):
-        if value not in known:
-            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
-    for name, count in (("--max-new", options.max_new), ("--nodes", options.nodes)):
-        if count < 1:
-            raise ValueError(f"{name} is {count}; it must be at least 1")
-    if options.prompts is not None and not options.prompts:
-        raise ValueError("no prompt was given; give at least one")
-    for name, question in (options.prompts or {}).items():
-        if not question.strip():
-            raise ValueError(f"the prompt {name!r} is empty; give --prompt some text")
-    if torch.device(options.device).type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"--device is {options.device!r}, but torch sees no CUDA device here; "
-            "use --device cpu, or see `specpool doctor`"
-        )
 
 
 def _first_difference(tokens: list[int], plain: list[int]) -> int | None:

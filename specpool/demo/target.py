@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from specpool.demo.llama import Attention, Llama, Step
-from specpool.pools import KVCache
 from specpool.spec.forward import ForwardStep
+from specpool.spec.movers import HasMover
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LlamaTarget:
         self.model = model
         self.attention = attention
         self.vocab_size = model.config.vocab
-        self.pools: list[KVCache] = [attention.pool]
+        self.pools: list[HasMover] = [attention.pool]
         self.forwards = 0
         self._per_request = _PerRequest(attention)
 

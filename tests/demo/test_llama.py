@@ -3,20 +3,22 @@
 import pytest
 import torch
 
-from specpool.demo.drafts import Tree
-from specpool.demo.generate import FreeSlots
+from specpool.demo.generate import shuffled_slots
 from specpool.demo.llama import Step, rotate
+from specpool.demo.target import LlamaTarget
+from specpool.request_table import RequestTable
+from specpool.spec import DraftTree, ForwardStep
 from tests.demo.tiny import ATTENTIONS, CPU, PROMPTS, new_attention, tiny_model
 
-TREE = Tree([3, 17, 4, 40, 41, 17, 99], [-1, 0, 0, 1, 2, 3, 3])
+TOKENS, PARENTS = [3, 17, 4, 40, 41, 17, 99], [-1, 0, 0, 1, 2, 3, 3]
 
 
-def branch(tree, node):
-    nodes = []
+def branch(node):
+    tokens = []
     while node >= 0:
-        nodes.insert(0, node)
-        node = tree.parents[node]
-    return nodes
+        tokens.insert(0, TOKENS[node])
+        node = PARENTS[node]
+    return tokens
 
 
 def test_rotation_turns_neighbours_by_the_angle():
@@ -29,14 +31,20 @@ def test_rotation_turns_neighbours_by_the_angle():
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_each_node_of_a_tree_is_what_its_branch_is_alone(kind):
     model, prompt = tiny_model(), PROMPTS[0]
-    attention, free = new_attention(kind, 100), FreeSlots(100, seed=3)
-    loc = free.take(len(prompt))
-    model.forward(Step.run(prompt, [], loc, CPU), attention)
-    logits = model.forward(Step.tree(TREE, loc, free.take(len(TREE)), CPU), attention)
-    for node in range(len(TREE)):
-        tokens = [*prompt, *(TREE.tokens[i] for i in branch(TREE, node))]
+    attention, slots = new_attention(kind, 100), shuffled_slots(100, seed=3)
+    count = len(prompt)
+    model.forward(Step.run(prompt, [], slots[:count], CPU), attention)
+    table = RequestTable(1, 100, CPU)
+    table.append(table.alloc(), torch.tensor(slots[:count]), [count])
+    tree = DraftTree(
+        torch.tensor([TOKENS]), torch.tensor([PARENTS]).int(), torch.tensor([7]).int(), steps=3
+    )
+    window = torch.tensor([slots[count : count + 7]])
+    logits = LlamaTarget(model, attention).forward(ForwardStep.tree(table, [0], tree, window))[0]
+    for node in range(7):
+        tokens = [*prompt, *branch(node)]
         alone = new_attention(kind, len(tokens))
-        loc = FreeSlots(len(tokens)).take(len(tokens))
+        loc = shuffled_slots(len(tokens))
         expected = model.forward(Step.run(tokens, [], loc, CPU), alone)[-1]
         torch.testing.assert_close(logits[node], expected, rtol=0, atol=1e-10)
 
@@ -44,10 +52,10 @@ def test_each_node_of_a_tree_is_what_its_branch_is_alone(kind):
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_every_kind_of_buffer_decides_about_the_logits(kind):
     model, prompt = tiny_model(), PROMPTS[0]
-    attention, free = new_attention(kind, 100), FreeSlots(100)
-    loc = free.take(len(prompt))
+    attention, slots = new_attention(kind, 100), shuffled_slots(100)
+    loc = slots[: len(prompt)]
     model.forward(Step.run(prompt, [], loc, CPU), attention)
-    step = Step.run([3], loc, free.take(1), CPU)
+    step = Step.run([3], loc, slots[-1:], CPU)
     right = model.forward(step, attention)
     for name, buffers in attention.buffers().items():
         for layer, buffer in enumerate(buffers):

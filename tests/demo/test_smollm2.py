@@ -1,5 +1,7 @@
-"""The real model, once: its tokenizer and template, and losslessness on both kinds of pool.
+"""The real model: its tokenizer and template, and that its answers lose nothing.
 
+A few runs of few tokens cover what can come together in a loop; tests/spec has the full matrix, on
+tiny random weights.
 Where the file is required (CI=true or SPECPOOL_REQUIRE_MODEL=1) its absence is a failure.
 """
 
@@ -9,17 +11,33 @@ import jinja2
 import pytest
 import torch
 
-from specpool.demo.drafts import Oracle, PromptLookup
-from specpool.demo.generate import FreeSlots, greedy, kv_errors, speculate
+from specpool.demo.drafts import Oracle, model_drafter, without_a_sixth
+from specpool.demo.generate import greedy, shuffled_slots
 from specpool.demo.llama import DenseAttention, Llama
 from specpool.demo.minimax import BlockSparseAttention
 from specpool.demo.parts import SMOLLM2, packaged_model
 from specpool.demo.prompts import PROMPTS, chat
+from specpool.demo.serve import slots_needed
+from specpool.demo.target import LlamaTarget
 from specpool.demo.weights import load_gguf
+from specpool.request_table import RequestTable
+from specpool.spec import DraftVerifyLoop, PromptLookup
 from tests.demo.tiny import CPU
+from tests.spec.serving import kv_error, scattered
 
 pytestmark = pytest.mark.model
-NODES = 16
+NODES, NEW = 16, 6
+# pool, dtype, smallest margin of text, error of KV
+KINDS = {"mha": (torch.float32, 1e-3, 1e-3), "minimax": (torch.float64, 1e-6, 1e-9)}
+# pool, page size, mode, drafts, requests at once
+SERVED = [
+    ("mha", 1, "remap", "oracle", 8),
+    ("mha", 16, "move", "model", 8),
+    ("mha", 64, "move", "lookup", 1),
+    ("minimax", 64, "move", "oracle", 8),
+    ("minimax", 1, "remap", "lookup", 8),
+    ("minimax", 16, "move", "model", 1),
+]
 
 
 class Watched(BlockSparseAttention):
@@ -33,6 +51,9 @@ class Watched(BlockSparseAttention):
         return keep
 
 
+ATTENTIONS = {"mha": DenseAttention, "minimax": Watched}
+
+
 @pytest.fixture(scope="module")
 def path():
     if SMOLLM2.present():
@@ -43,41 +64,91 @@ def path():
     pytest.skip(message)
 
 
-def check(model, kind, prompt, new, draft_of, margin, tolerance):
-    """Compare text and KV of one answer; returns its figures and the attention."""
-    size = len(prompt) + new + NODES
-    plain = greedy(
-        model, kind(model.config, size, model.dtype, CPU), FreeSlots(size, seed=1), prompt, new
+@pytest.fixture(scope="module")
+def loaded(path):
+    """Each kind's model, and eight ragged prompts with their plain answers, worked out once."""
+    made = {}
+
+    def load(kind):
+        if kind not in made:
+            dtype, margin, _ = KINDS[kind]
+            weights, tokenizer = load_gguf(path, dtype, CPU)
+            model = Llama(weights)
+            code, sky = (tokenizer.encode(chat(PROMPTS[name])) for name in ("code", "sky"))
+            prompts = [code, sky, code[:1], sky[:9], code[40:56], sky[:17], code[30:95], sky[5:38]]
+            answers = []
+            for prompt in prompts:
+                size = len(prompt) + NEW
+                attention = ATTENTIONS[kind](model.config, size, dtype, CPU)
+                plain = greedy(model, attention, shuffled_slots(size), prompt, NEW)
+                assert min(plain.margins) > margin
+                answers.append(plain.tokens)
+            made[kind] = model, prompts, answers
+        return made[kind]
+
+    return load
+
+
+def drafter_of(name, model, prompts, answers, size, page):
+    if name == "lookup":
+        return PromptLookup(NODES)
+    if name == "oracle":
+        return Oracle(list(zip(prompts, answers, strict=True)), NODES, model.config.vocab, seed=1)
+    smaller = Llama(without_a_sixth(model.weights))
+    attention = DenseAttention(smaller.config, size, model.dtype, CPU, page_size=page)
+    return model_drafter(LlamaTarget(smaller, attention), NODES, chain=False, sampled=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "page", "mode", "drafts", "batch"), SERVED, ids=["-".join(map(str, s)) for s in SERVED]
+)
+def test_served_without_loss(loaded, kind, page, mode, drafts, batch):
+    model, prompts, answers = loaded(kind)
+    if batch == 1:
+        prompts, answers = prompts[:2], answers[:2]
+    size = slots_needed(prompts, NEW, NODES, batch, page)
+    attention = ATTENTIONS[kind](model.config, size, model.dtype, CPU, page_size=page)
+    target, allocator, errors = LlamaTarget(model, attention), scattered(size, page), []
+    loop = DraftVerifyLoop(
+        target,
+        drafter_of(drafts, model, prompts, answers, size, page),
+        allocator,
+        RequestTable(batch, max(map(len, prompts)) + NEW, CPU),
+        eos=[model.config.eos],
+        mode=mode,
+        on_finish=lambda request, tokens, slots: errors.append(
+            kv_error(target, tokens[: len(slots)], slots)
+        ),
     )
-    assert min(plain.margins) > margin
-    attention = kind(model.config, size, model.dtype, CPU)
-    result = speculate(
-        model, attention, FreeSlots(size), prompt, new, draft_of(prompt, plain.tokens)
-    )
-    assert result.tokens == plain.tokens
-    fresh = kind(model.config, size, model.dtype, CPU)
-    assert max(kv_errors(model, attention, fresh, result).values()) < tolerance
-    assert result.stats.launches == result.stats.relocating_steps
-    return result.stats, attention
+    found = {}
+    launches = attention.pool.mover.launches
+    for joining, prompt in enumerate(prompts):
+        found[loop.submit(prompt, NEW)] = []
+        if joining in (4, 5, 6):  # five at once, then one a step
+            take(loop, found)
+    while loop.running or loop.waiting:
+        take(loop, found)
+    assert list(found.values()) == answers
+    assert len(errors) == len(prompts)
+    assert max(errors) < KINDS[kind][2]
+    assert allocator.available == size
+    stats = loop.stats
+    assert drafts == "lookup" or stats.tokens_a_step > 1
+    assert attention.pool.mover.launches - launches == stats.relocating_steps
+    if mode == "move":
+        assert drafts == "lookup" or stats.relocating_steps > 1
+    if kind == "minimax":
+        assert attention.dropped > 0
 
 
-def oracle(prompt, tokens):
-    return Oracle(len(prompt), tokens, 49152, NODES, seed=1)
+def take(loop, found):
+    for event in loop.step():
+        found[event.request] += event.tokens
+    loop.check()
 
 
-def lookup(prompt, tokens):
-    return PromptLookup(NODES)
-
-
-def test_dense_attention_in_float32(path):
-    weights, tokenizer = load_gguf(path, torch.float32, CPU)
-    model = Llama(weights)
-    for name, draft in (("sky", oracle), ("code", lookup)):
-        prompt = tokenizer.encode(chat(PROMPTS[name]))
-        stats, _ = check(model, DenseAttention, prompt, 32, draft, 1e-3, 1e-3)
-        assert stats.steps < stats.tokens
-        assert draft is lookup or stats.relocating_steps > 2
-
+def test_the_tokenizer_gives_back_what_it_was_given(path):
+    tokenizer = tokenizer_of(path)
     text = "It's 2024: naïve café, 東京 ١٢½ \t\n  x_1 = f(10)  <|im_end|>\U0001f600"
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert [tokenizer.decode([i]) for i in tokenizer.encode(" 2024")] == [" ", "2", "0", "2", "4"]
@@ -86,12 +157,18 @@ def test_dense_attention_in_float32(path):
         assert tokenizer.decode(tokenizer.encode(chat(question))) == chat(question)
 
 
-def test_block_sparse_attention_in_float64(path):
-    weights, tokenizer = load_gguf(path, torch.float64, CPU)
-    prompt = tokenizer.encode(chat(PROMPTS["code"]))
-    stats, attention = check(Llama(weights), Watched, prompt, 24, oracle, 1e-6, 1e-9)
-    assert stats.relocating_steps > 2
-    assert attention.dropped > 0
+def tokenizer_of(path):
+    """The file's tokenizer, without reading the weights."""
+
+    class Enough(Exception):
+        pass
+
+    def stop(config, tokenizer):
+        raise Enough(tokenizer)
+
+    with pytest.raises(Enough) as found:
+        load_gguf(path, torch.float32, CPU, on_config=stop)
+    return found.value.args[0]
 
 
 def test_the_template_is_the_files_own(path):

@@ -1,23 +1,15 @@
-"""The batched target: ragged and padded batches are what one request at a time is, and SmolLM2
-serves a batch without loss.
-"""
+"""The batched target: ragged and padded batches are what one request at a time is."""
 
 import pytest
 import torch
 
 from specpool.allocator import PagedSlotAllocator
-from specpool.demo.llama import DenseAttention, Llama, Step
-from specpool.demo.prompts import PROMPTS, chat
+from specpool.demo.llama import Step
 from specpool.demo.target import LlamaTarget
-from specpool.demo.weights import load_gguf
 from specpool.request_table import RequestTable
-from specpool.spec import DraftTree, DraftVerifyLoop, ForwardStep, PromptLookup
+from specpool.spec import DraftTree, ForwardStep
 from specpool.spec.feed import feed
-from tests.demo import test_smollm2
 from tests.demo.tiny import CONFIG, CPU, new_attention, tiny_model
-from tests.spec.serving import decoded, kv_error
-
-smollm2_path = test_smollm2.path
 
 
 @pytest.mark.parametrize("kind", ["mha", "minimax"])
@@ -43,38 +35,3 @@ def test_a_ragged_batch_is_what_each_request_is_alone(kind):
         assert (alone[-1] - logits[r, node]).abs().max() < 1e-10
     untouched = [layers[0][0] for layers in target.attention.buffers().values()]
     assert all(map(torch.equal, untouched, dummy))
-
-
-@pytest.mark.model
-def test_smollm2_serves_a_batch(smollm2_path):
-    weights, tokenizer = load_gguf(smollm2_path, torch.float32, CPU)
-    model = Llama(weights)
-    prompts = [tokenizer.encode(chat(PROMPTS[name])) for name in ("code", "sky")]
-    prompts += [prompts[0][:25], prompts[1][:9]]
-    new, page = 16, 16
-    expected = []
-    for prompt in prompts:
-        plain = DenseAttention(model.config, len(prompt) + new, torch.float32, CPU)
-        expected.append(decoded(model, plain, prompt, new, margin=1e-3))
-
-    attention = DenseAttention(model.config, 640, torch.float32, CPU, page_size=page)
-    target, errors = LlamaTarget(model, attention), []
-    loop = DraftVerifyLoop(
-        target,
-        PromptLookup(8),
-        PagedSlotAllocator(640, page, "cpu"),
-        RequestTable(4, 200, "cpu"),
-        on_finish=lambda request, tokens, slots: errors.append(
-            kv_error(target, tokens[: len(slots)], slots)
-        ),
-    )
-    answers = {loop.submit(prompt, new): [] for prompt in prompts[:3]}
-    for step, event in enumerate(loop.stream()):
-        answers[event.request] += event.tokens
-        if step == 3:
-            answers[loop.submit(prompts[3], new)] = []
-        loop.check()
-    assert list(answers.values()) == expected
-    assert len(errors) == 4
-    assert max(errors) < 1e-3
-    assert loop.stats.tokens_a_step > 1

@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from specpool.demo.generate import FreeSlots, greedy
+from specpool.demo.generate import greedy, shuffled_slots
 from specpool.demo.llama import DenseAttention, Llama
 from specpool.demo.minimax import BlockSparseAttention, Sparsity
 from specpool.demo.tokenizer import Tokenizer
@@ -40,8 +40,8 @@ BYTES = [chr(b) for b in _PRINTABLE] + [chr(256 + i) for i in range(256 - len(_P
 class Watched(BlockSparseAttention):
     """Records how near each selection came to another one, and how many blocks it left out."""
 
-    def __init__(self, *args):
-        super().__init__(*args, SPARSITY)
+    def __init__(self, *args, page_size=1):
+        super().__init__(*args, SPARSITY, page_size=page_size)
         self.margin = float("inf")
         self.dropped = 0
 
@@ -106,8 +106,8 @@ def tiny_model(dtype=torch.float64):
     return Llama(random_weights(CONFIG, dtype=dtype))
 
 
-def new_attention(kind, size, dtype=torch.float64):
-    return ATTENTIONS[kind](CONFIG, size, dtype, CPU)
+def new_attention(kind, size, dtype=torch.float64, page=1):
+    return ATTENTIONS[kind](CONFIG, size, dtype, CPU, page_size=page)
 
 
 @functools.cache
@@ -115,7 +115,7 @@ def reference(kind, prompt):
     """Plain greedy decoding of a prompt, and the attention it ran on."""
     size = len(PROMPTS[prompt]) + NEW
     attention = new_attention(kind, size)
-    answer = greedy(tiny_model(), attention, FreeSlots(size, seed=2), PROMPTS[prompt], NEW)
+    answer = greedy(tiny_model(), attention, shuffled_slots(size, seed=2), PROMPTS[prompt], NEW)
     return answer, attention
 
 

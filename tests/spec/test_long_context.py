@@ -9,7 +9,7 @@ import functools
 import pytest
 import torch
 
-from specpool.demo.generate import FreeSlots, greedy
+from specpool.demo.generate import greedy, shuffled_slots
 from specpool.demo.minimax import BlockSparseAttention, Sparsity
 from specpool.demo.target import LlamaTarget
 from specpool.request_table import RequestTable
@@ -42,7 +42,7 @@ def _attention(size):
 def _plain():
     size = LENGTH + ANSWER
     return greedy(
-        serving.model(), _attention(size), FreeSlots(size), PROMPT.tolist(), ANSWER
+        serving.model(), _attention(size), shuffled_slots(size), PROMPT.tolist(), ANSWER
     ).tokens
 
 
