@@ -18,8 +18,9 @@ import torch
 
 from specpool.errors import UnsupportedAccess
 from specpool.mover import RowMover
-from specpool.pools.store import FP8_DTYPES, HasLayerId, HasLoc, checked_int, is_capturing
+from specpool.pools.store import FP8_DTYPES, HasLayerId, HasLoc, checked_int
 from specpool.rows import Rows
+from specpool_kernels.device import is_capturing
 
 GIB = 1024**3
 _MEMORY_SAVER_TAG = "kv_cache"  # SGLang's GPU_MEMORY_TYPE_KV_CACHE, which engines pause by

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from specpool_kernels.device import is_capturing
+
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2)
 
 Write = Callable[[], None]
@@ -111,11 +113,6 @@ def slots_of(name: str, loc_info: torch.Tensor | HasLoc) -> torch.Tensor:
     if loc.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must hold int32 or int64 slots, got {loc.dtype}")
     return loc.reshape(-1).to(torch.int64)
-
-
-def is_capturing(device: torch.device) -> bool:
-    """Whether the device's current stream is being captured into a CUDA graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def within(name: str, slots: torch.Tensor, limit: int) -> torch.Tensor:

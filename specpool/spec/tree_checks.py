@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specpool_kernels.device import is_capturing
+
 _Array = npt.NDArray[np.int64]
 _Q_SLACK = 1e-2  # half precision draft probabilities sum to 1 within this
 
@@ -29,7 +31,7 @@ def checks_asked_for(device: torch.device) -> bool:
     """Whether SPECPOOL_CHECK=1 is set and values can be read (not while a graph is captured)."""
     if os.environ.get("SPECPOOL_CHECK") != "1" or device.type == "meta":
         return False
-    return not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    return not is_capturing(device)
 
 
 def check_shapes(
