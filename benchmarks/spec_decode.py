@@ -159,9 +159,10 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
         values = [100 * r[f"share_{key}"] for r in results]
         share.bar(labels, values, bottom=below, label=key)
         below = [a + b for a, b in zip(below, values, strict=True)]
-    share.set_ylabel("% of a step's time; the rest is the model's forward")
-    share.set_title("Time beside the model")
-    share.legend()
+    share.set_ylabel("% of a step's time")
+    share.set_title("A step's time beside the model's forward")
+    share.set_ylim(0, 1.25 * max(below))
+    share.legend(loc="upper right", ncols=3)
     for axes in (rate, share):
         axes.tick_params(axis="x", labelsize=7)
     figure.savefig(path, dpi=150)
