@@ -6,7 +6,9 @@
 import gc
 import os
 import random
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from specpool.request_table import RequestTable
 from specpool.spec import DraftModel, DraftVerifyLoop, PromptLookup
 from tests.spec.serving import Oracle, Sums, scattered
 
+ROOT = Path(__file__).parents[2]
 STEPS = int(os.environ.get("SPECPOOL_SOAK_STEPS", "300"))
 
 
@@ -112,17 +115,23 @@ def test_soak(page, mode, drafts):
         assert not company.loop.drafter._known
 
 
+def keep_busy(company, count):
+    """``count`` steps with three requests or so, which join, finish and are cancelled."""
+    loop, rng = company.loop, company.random
+    for _ in range(count):
+        while len(loop.running) + len(loop.waiting) < 3:
+            loop.submit([rng.randrange(50) for _ in range(rng.randint(1, 30))], 20)
+        if rng.random() < 0.1 and loop.running:
+            loop.cancel(rng.choice(list(loop.running)))
+        loop.step()
+
+
 def test_memory_is_flat():
     company = Company(1, "move", "lookup", seed=3)
-    loop, rng = company.loop, company.random
+    loop = company.loop
 
     def steps(count):
-        for _ in range(count):
-            while len(loop.running) + len(loop.waiting) < 3:
-                loop.submit([rng.randrange(50) for _ in range(rng.randint(1, 30))], 20)
-            if rng.random() < 0.1 and loop.running:
-                loop.cancel(rng.choice(list(loop.running)))
-            loop.step()
+        keep_busy(company, count)
         for request in [*loop.running, *loop.waiting]:
             loop.cancel(request)
         loop.step()
@@ -130,7 +139,40 @@ def test_memory_is_flat():
         tensors = sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
         return tensors, sys.getallocatedblocks()
 
-    tensors, blocks = steps(100)
+    tensors, blocks = steps(400)  # caches have filled
     more_tensors, more_blocks = steps(1000)
     assert more_tensors == tensors
     assert more_blocks - blocks < 500  # one object lost a step would be 1,000
+
+
+_PEAKS = """
+import re, torch
+from tests.spec.test_loop_soak import Company, keep_busy
+torch.set_num_threads(1)
+company, lost, peaks = Company(1, "move", "lookup", seed=3), [], []
+for steps in (300, 1000):
+    for _ in range(steps // 10):
+        keep_busy(company, 10)
+        if {leak} and steps == 1000:
+            lost.append(bytearray(b"x" * 81920))  # 8 kB a step
+    # of this program alone; getrusage would count the process that it was forked from
+    peaks.append(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read()).group(1)))
+print(peaks[1] - peaks[0])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells a peak of RSS")
+@pytest.mark.parametrize("leak", [False, True])
+def test_the_peak_of_memory_is_flat(leak):
+    """Native memory too, in a process of its own; a leak of 8 kB a step would show."""
+    script = _PEAKS.format(leak=leak)
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
+    )
+    grown = int(run.stdout)
+    assert (grown > 4096) == leak, f"{grown} kB in 1,000 steps"
