@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from specpool.demo import parts, run
 from specpool.demo.llama import Llama
 from tests.demo.test_weights import write as write_llama
 from tests.demo.tiny import CONFIG, byte_tokenizer, random_weights, tiny_model
+
+ROOT = Path(__file__).parents[1]
 
 ORACLE = ["demo", "--model", "tiny", "--tree", "oracle", "--max-new", "40", "--prompt", "What?"]
 
@@ -56,7 +60,9 @@ def test_version(capsys):
 
 def test_the_module_is_the_command():
     command = [sys.executable, "-m", "specpool", "doctor", "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])  # also where it is not installed
+    environment = {**os.environ, "PYTHONPATH": paths}
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert set(json.loads(ended.stdout)) == {"versions", "devices", "missing"}
 
 
