@@ -139,7 +139,8 @@ class RowMover:
 
         Raises:
             TypeError: not int32 or int64 tensors.
-            ValueError: shapes that do not fit, another device, an ``accept_len`` outside [0, S].
+            ValueError: shapes that do not fit, another device, an ``accept_len`` outside
+                [0, min(S, D)], two requests that use one slot.
             IndexError: an entry outside its request's window, a slot outside the rows.
         """
         if torch.compiler.is_compiling():
@@ -330,9 +331,8 @@ class RowMover:
                 row.check_memory()
             self._build(self._own, self._attached)
         assert self._service is not None
-        if (
-            self._service.judge is not None
-        ):  # where values are read, shrunk memory is looked for too
+        if self._service.judge is not None:
+            # where values are read anyway, memory that shrank at its address is looked for too
             for row in self._rows:
                 row.check_memory()
         if not is_capturing(self._rows[0].tensor.device):

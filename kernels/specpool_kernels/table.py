@@ -30,6 +30,7 @@ import torch
 
 CHUNKS = 8
 WORDS = 32
+"""Words of a block."""
 CLASS_ALIGNMENT = (16, 4, 1)
 """Bytes to which addresses, strides and widths of an access class are aligned."""
 CLASS_CHUNK_BYTES = (128, 32, 8)
@@ -198,7 +199,7 @@ def build_table(rows: Sequence[RowSet], sources: Sequence[RowSet] | None = None)
             )
     groups = list(chunks)
     return RowTable(
-        words=torch.tensor(blocks, dtype=torch.int64).to(rows[0].tensor.device),
+        words=torch.tensor(blocks, dtype=torch.int64).view(-1, WORDS).to(rows[0].tensor.device),
         classes=sum({1 << g.access for g in groups}),
         paged=any(g.rows.page_gap or g.sources.page_gap for g in groups),
         mapped=any(g.rows.mapping or g.sources.mapping for g in groups),
