@@ -8,7 +8,6 @@ from specpool.demo.llama import Llama
 from specpool.demo.parallel import head_share, stage_layers
 from specpool.demo.prompts import PROMPTS, chat
 from specpool.demo.weights import load_gguf
-from tests.demo.test_smollm2 import path  # noqa: F401
 from tests.demo.tiny import CPU
 from tests.spec import parallel_world as world
 from tests.spec.parallel_ranks import Ranks
@@ -93,7 +92,7 @@ def test_shares():
 
 
 @pytest.mark.model
-def test_stages_of_smollm2(ranks, path, tmp_path):  # noqa: F811
+def test_stages_of_smollm2(ranks, path, tmp_path):
     """30 layers in 2 and in 4 stages, in float32."""
     weights, tokenizer = load_gguf(path, torch.float32, CPU)
     torch.save(weights, tmp_path / "weights")  # every stage reads its own layers of it

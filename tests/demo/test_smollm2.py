@@ -5,8 +5,6 @@ tiny random weights.
 Where the file is required (CI=true or SPECPOOL_REQUIRE_MODEL=1) its absence is a failure.
 """
 
-import os
-
 import jinja2
 import pytest
 import torch
@@ -15,7 +13,6 @@ from specpool.demo.drafts import Oracle, model_drafter, without_a_sixth
 from specpool.demo.generate import greedy, shuffled_slots
 from specpool.demo.llama import DenseAttention, Llama
 from specpool.demo.minimax import BlockSparseAttention
-from specpool.demo.parts import SMOLLM2, packaged_model
 from specpool.demo.prompts import PROMPTS, chat
 from specpool.demo.serve import slots_needed
 from specpool.demo.target import LlamaTarget
@@ -52,16 +49,6 @@ class Watched(BlockSparseAttention):
 
 
 ATTENTIONS = {"mha": DenseAttention, "minimax": Watched}
-
-
-@pytest.fixture(scope="module")
-def path():
-    if SMOLLM2.present():
-        return packaged_model()
-    message = f"SmolLM2 is not installed: {SMOLLM2.command}"
-    if os.environ.get("CI") == "true" or os.environ.get("SPECPOOL_REQUIRE_MODEL") == "1":
-        pytest.fail(message)
-    pytest.skip(message)
 
 
 @pytest.fixture(scope="module")
