@@ -85,8 +85,9 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", default="benchmarks/results/move-{device}.json")
     args = parser.parse_args()
-    buffers = SHAPES[args.shape].build(args.slots, args.device)
-    mover = RowMover(rows_of(buffers))
+    built = SHAPES[args.shape].build(args.slots, args.device)
+    buffers = [buffer.tensor for buffer in built]
+    mover = RowMover(rows_of(built))
     print(f"{args.shape}: {len(buffers)} buffers of {args.slots} slots on {args.device}")
     print(
         f"{'case':>14}  {'specpool':>11}  ratio to torch indexing (all pairs, moving pairs), target"

@@ -1,4 +1,4 @@
-"""Real models' buffers, by name: how many, of what row width, at tensor parallel size 1."""
+"""Tensors and rows of real models' buffers, built by name from ``specpool_kernels.shapes``."""
 
 from __future__ import annotations
 
@@ -7,49 +7,62 @@ from typing import NamedTuple
 import torch
 
 from specpool import Rows, rows_from
+from specpool_kernels.shapes import MODELS, Flat, Model, Pages
+
+
+class Buffer(NamedTuple):
+    """A tensor and what it is."""
+
+    kind: Flat | Pages
+    tensor: torch.Tensor
+
+    def rows(self, name: str) -> list[Rows]:
+        """Its rows: one set, or one a part of its pages."""
+        if isinstance(self.kind, Flat):
+            return rows_from(self.tensor, name=name)
+        return rows_from(
+            self.tensor,
+            "page_split",
+            page_size=self.kind.page_size,
+            widths=self.kind.widths,
+            name=name,
+        )
 
 
 class Shape(NamedTuple):
-    """A model's per-token buffers.
+    """A model's buffers, to be built."""
 
-    ``buffers`` holds (name, count, shape of a slot's row, dtype).
-    """
+    model: Model
 
-    buffers: tuple[tuple[str, int, tuple[int, ...], torch.dtype], ...]
+    def build(self, slots: int, device: str, seed: int = 0) -> list[Buffer]:
+        """Buffers of random bytes: zeros would be kinder to caches than real data.
 
-    def build(self, slots: int, device: str, seed: int = 0) -> list[torch.Tensor]:
-        """Random buffers ``[slots, ...]``: zeros would be kinder to caches than real data."""
+        Args:
+            slots: slots of each buffer; a multiple of the model's page size.
+            device: of the tensors.
+            seed: of the bytes.
+        """
         generator = torch.Generator(device).manual_seed(seed)
         out = []
-        for _, count, row, dtype in self.buffers:
-            for _ in range(count):
-                tensor = torch.empty(slots, *row, dtype=dtype, device=device)
+        for kind in self.model.buffers:
+            for _ in range(kind.count):
+                if isinstance(kind, Flat):
+                    tensor = torch.empty(slots, *kind.row, dtype=kind.dtype, device=device)
+                else:
+                    if slots % kind.page_size:
+                        raise ValueError(f"{slots} slots do not fill pages of {kind.page_size}")
+                    pages = slots // kind.page_size
+                    tensor = torch.empty(pages, kind.page_bytes, dtype=torch.uint8, device=device)
                 tensor.view(torch.uint8).random_(256, generator=generator)
-                out.append(tensor)
+                out.append(Buffer(kind, tensor))
         return out
 
 
-def rows_of(tensors: list[torch.Tensor]) -> list[Rows]:
-    """Flat rows of every tensor."""
-    return [r for i, t in enumerate(tensors) for r in rows_from(t, name=f"buffer {i}")]
+def rows_of(buffers: list[Buffer]) -> list[Rows]:
+    """All rows of all buffers."""
+    return [
+        row for i, buffer in enumerate(buffers) for row in buffer.rows(f"{buffer.kind.name} {i}")
+    ]
 
 
-_BF16 = torch.bfloat16
-SHAPES = {
-    "minimax-m3": Shape(
-        (
-            ("main K", 60, (4, 128), _BF16),
-            ("main V", 60, (4, 128), _BF16),
-            ("index K", 57, (1, 128), _BF16),
-        )
-    ),
-    "minimax-m3-tp8": Shape(  # 4 KV heads over 8 ranks: one each; index keys are replicated
-        (
-            ("main K", 60, (1, 128), _BF16),
-            ("main V", 60, (1, 128), _BF16),
-            ("index K", 57, (1, 128), _BF16),
-        )
-    ),
-    "llama-3.1-8b": Shape((("K", 32, (8, 128), _BF16), ("V", 32, (8, 128), _BF16))),
-    "deepseek-v3": Shape((("latent", 61, (1, 576), _BF16),)),
-}
+SHAPES = {name: Shape(model) for name, model in MODELS.items()}
