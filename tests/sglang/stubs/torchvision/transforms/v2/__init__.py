@@ -1,0 +1,3 @@
+from torchvision.transforms.v2 import functional
+
+__all__ = ["functional"]
