@@ -281,6 +281,15 @@ class RowMover:
                 "SPECPOOL_CHECK=1 before building the mover to raise at the call"
             )
 
+    def copy_dropped(self, count: torch.Tensor) -> None:
+        """Have the count that ``check`` reads copied to ``count``, without waiting for it.
+
+        Args:
+            count: int64 ``[1]``; pinned host memory for a mover on a GPU.
+        """
+        if self._counters is not None:
+            count.copy_(self._counters[:1], non_blocking=True)
+
     def _build(self, own: list[Rows], attached: dict[str, list[Rows]]) -> None:
         """Check rows and build the table; the mover changes only when all is right."""
         if self._captured:
