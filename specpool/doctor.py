@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import specpool
+from specpool.adapters.sglang import diagnosis
 from specpool.backends import backend_for, why_not
 from specpool.demo.parts import PARTS
 
@@ -19,7 +20,7 @@ _PACKAGES = ("torch", "triton", "numpy")
 
 
 def examine() -> dict[str, Any]:
-    """Versions by name (None where absent), devices with their backends, and missing parts."""
+    """Versions by name (None where absent), devices with their backends, missing parts, SGLang."""
     return {
         "versions": {
             "python": platform.python_version(),
@@ -32,6 +33,7 @@ def examine() -> dict[str, Any]:
             for part in PARTS
             if not part.present()
         ],
+        "sglang": diagnosis.examine(),
     }
 
 
@@ -47,6 +49,7 @@ def describe(found: dict[str, Any]) -> str:
     for part in found["missing"]:
         lines.append(f"  {part['part']}: {part['purpose']}")
         lines.append(f"      {part['get']}")
+    lines += diagnosis.describe(found["sglang"])
     return "\n".join(lines)
 
 

@@ -44,8 +44,8 @@ def examine(patch: Patch) -> Outcome:
     """Whether a patch's target is there and is what the patch was written for; changes nothing."""
     try:
         owner, name = _find(patch.target)
-    except (ImportError, AttributeError) as error:
-        return Outcome(patch.target, f"it was not found: {error}")
+    except Exception as error:  # whatever an engine's modules raise when they are imported
+        return Outcome(patch.target, f"it was not found: {error!r}")
     return Outcome(patch.target, _drift(patch, owner, name))
 
 
