@@ -79,6 +79,7 @@ def class_name(pool: Any) -> str:
 
 
 _OFF = "turn speculative decoding off, or trees with --speculative-eagle-topk 1"
+_ON_HOST = "HiSparse keeps copies of its rows on the host, which a move on the device cannot see"
 _SUB_POOLS = (
     "full_kv_pool",
     "swa_kv_pool",
@@ -201,11 +202,7 @@ def _hisparse_c4(pool: Any) -> list[Group]:
 
 def _minimax(pool: Any) -> list[Group]:
     if pool._enable_hisparse:
-        raise _refusal(
-            pool,
-            "HiSparse keeps copies of main K/V on the host, which a move on the device cannot see",
-            "start without --enable-hisparse",
-        )
+        return _hisparse(pool)
     named = {"main": pool.main_pool, "index": pool.index_kv_pool, "index K": pool.index_k_pool}
     try:
         return [
@@ -216,6 +213,10 @@ def _minimax(pool: Any) -> list[Group]:
         ]
     except LeftToSGLangError as error:
         raise _refusal(pool, f"of one of its sub-pools ({error})", _OFF) from error
+
+
+def _hisparse(pool: Any) -> list[Group]:
+    raise _refusal(pool, _ON_HOST, "start without --enable-hisparse")
 
 
 def _swa(pool: Any) -> list[Group]:
@@ -253,6 +254,7 @@ def _preshuffled() -> bool:
 
 _MEMORY_POOL = "sglang.srt.mem_cache.memory_pool."
 _DEEPSEEK_V4 = "sglang.srt.mem_cache.deepseek_v4_memory_pool."
+_HISPARSE = "sglang.srt.mem_cache.hisparse_memory_pool."
 _DESCRIBED: dict[str, Callable[[Any], list[Group]]] = {
     f"{_MEMORY_POOL}MHATokenToKVPool": _mha,
     f"{_MEMORY_POOL}MHATokenToKVPoolFP4": _payload_and_scales,
@@ -267,4 +269,7 @@ _DESCRIBED: dict[str, Callable[[Any], list[Group]]] = {
     f"{_DEEPSEEK_V4}DeepSeekV4SingleKVPool": _deepseek_v4,
     f"{_DEEPSEEK_V4}DeepSeekV4UniformFP8KVPool": _deepseek_v4_uniform,
     f"{_DEEPSEEK_V4}HiSparseC4DevicePool": _hisparse_c4,
+    # they inherit moves of SGLang's that take locs for device slots
+    f"{_HISPARSE}HiSparseDSATokenToKVPool": _hisparse,
+    f"{_HISPARSE}HiSparseMHAMainPool": _hisparse,
 }
