@@ -18,6 +18,7 @@ import torch
 
 from specpool.errors import UnsupportedAccess
 from specpool.mover import RowMover
+from specpool.pools import described
 from specpool.pools.store import FP8_DTYPES, HasLayerId, HasLoc, checked_int
 from specpool.rows import Rows
 from specpool_kernels.device import is_capturing
@@ -63,6 +64,16 @@ class KVCache(abc.ABC):
     """Whether there are index buffers (``get_index_k_buffer`` and its kin)."""
     enable_kv_cache_copy: bool = True
     """Every pool moves, whatever its constructor was given."""
+
+    # What SGLang's schedulers and host caches ask every pool before they do anything with it.
+    post_capture_active: bool = False
+    """Buffers are allocated at construction, not when graphs have been captured."""
+    layer_shard_enabled: bool = False
+    """Every layer of the stage is stored here; none is left to another rank."""
+    cpu_copy_carries_mamba: bool = False
+    """Host copies hold no recurrent state."""
+    host_capacity_tokens: int | None = None
+    """Slots to size a host cache by; None is ``size``."""
 
     _dtypes: tuple[torch.dtype, ...] = (
         torch.bfloat16,
@@ -165,6 +176,14 @@ class KVCache(abc.ABC):
     def maybe_get_custom_mem_pool(self) -> None:
         """None: buffers come from torch's own allocator."""
         return None
+
+    def host_pool_decls(self) -> tuple[Any, ...]:
+        """What SGLang's host cache is to keep for this pool: one ``HostPoolDecl``.
+
+        Raises:
+            ImportError: SGLang, which alone asks, is not installed.
+        """
+        return (described.host_pool_decl(self),)
 
     # How it is read and written
 

@@ -7,10 +7,12 @@ slot goes to the dummy slot 0, a move skips it, a host copy refuses it.
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
+from specpool.pools.addresses import address_tensor
 from specpool.pools.deepseek_v4 import WIDTHS, DeepSeekV4SingleKVPool
-from specpool.pools.mha import address_tensor
 from specpool.pools.store import HasLoc, check_device, check_range, slots_of, within
 from specpool.rows import Rows
 
@@ -28,12 +30,15 @@ class HiSparseC4DevicePool(DeepSeekV4SingleKVPool):
         """Set the mapping: contiguous int64 ``[n]`` on the pool's device, compressed loc -> slot.
 
         Entries may change in place at any time; a tensor registered later takes this one's place.
+        A weak proxy, which SGLang's allocators pass, will do; the pool keeps its memory.
 
         Raises:
             TypeError: it is no tensor.
             ValueError: it is not such a tensor.
         """
         mapping = full_to_hisparse_device_index_mapping
+        if isinstance(mapping, weakref.ProxyType):
+            mapping = mapping.detach()  # a tensor over the same entries: torch takes no proxies
         if not isinstance(mapping, torch.Tensor):
             raise TypeError(
                 f"a mapping must be a contiguous int64 tensor [n], got {type(mapping).__name__}"

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from specpool.pools import described
+from specpool.pools.addresses import BufInfos, address_tensor, buf_infos
 from specpool.pools.layer_buffers import LayerBufferPool
 from specpool.pools.store import (
     HasLayerId,
@@ -23,23 +25,6 @@ from specpool.pools.store import (
     write,
 )
 from specpool.rows import Rows
-
-BufInfos = tuple[list[int], list[int], list[int]]
-"""Addresses, sizes in bytes, and bytes a page, of buffers that a transfer engine registers."""
-
-
-def buf_infos(buffers: Sequence[torch.Tensor], page_size: int) -> BufInfos:
-    """What a transfer engine needs to know of NHD buffers ``[slots, heads, dim]``."""
-    return (
-        [buffer.data_ptr() for buffer in buffers],
-        [buffer.nbytes for buffer in buffers],
-        [buffer[0].nbytes * page_size for buffer in buffers],
-    )
-
-
-def address_tensor(buffers: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Addresses of buffers, uint64 ``[len(buffers)]``, as transfer kernels take them."""
-    return torch.tensor([b.data_ptr() for b in buffers], dtype=torch.uint64, device=device)
 
 
 class MHATokenToKVPool(LayerBufferPool):
@@ -69,7 +54,8 @@ class MHATokenToKVPool(LayerBufferPool):
     k_scale_buffer = None
     v_scale_buffer = None
     alt_stream = None
-    post_capture_active = False
+    hicache_write_back_staging: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Where SGLang's host cache keeps its staging buffers, once it has made them."""
 
     def __init__(
         self,
@@ -216,9 +202,36 @@ class MHATokenToKVPool(LayerBufferPool):
         Raises:
             UnsupportedAccess: the layout is HND, which the receiver cannot tell from NHD.
         """
+        return self.layer_buf_infos(self.layer_ids)
+
+    def layer_buf_infos(self, layer_ids: Sequence[int]) -> BufInfos:
+        """``get_contiguous_buf_infos`` of some layers: their K, then their V.
+
+        Raises:
+            ValueError: the pool has no such layer.
+            UnsupportedAccess: as ``get_contiguous_buf_infos``.
+        """
         if self.use_hnd:
-            raise self._refuse("get_contiguous_buf_infos", "a pool of kv_cache_layout='nhd'")
-        return buf_infos(self._tensors(), self.page_size)
+            raise self._refuse("buf infos", "a pool of kv_cache_layout='nhd'")
+        at = [self._index(layer_id) for layer_id in layer_ids]
+        buffers = [side[index] for side in (self.k_buffer, self.v_buffer) for index in at]
+        return buf_infos(buffers, self.page_size)
+
+    def get_device_pool_infos(self) -> tuple[Any, ...]:
+        """The buffers as SGLang's host cache reads them: one ``DevicePoolInfo``.
+
+        Raises:
+            ImportError: SGLang, which alone asks, is not installed.
+        """
+        return (described.device_pool_info(self),)
+
+    def get_kv_cache_quant_method(self) -> Any:
+        """``quant_method`` where it was given, SGLang's ``UnquantizedKVCacheMethod`` elsewhere.
+
+        Raises:
+            ImportError: SGLang, which alone asks, is not installed.
+        """
+        return described.unquantized() if self.quant_method is None else self.quant_method
 
     @property
     def k_data_ptrs(self) -> torch.Tensor:
@@ -321,3 +334,40 @@ class MHATokenToKVPool(LayerBufferPool):
         k = self._stored("cache_k", cache_k, k_scale, slots, (self.head_num, self.head_dim))
         v = self._stored("cache_v", cache_v, v_scale, slots, (self.head_num, self.v_head_dim))
         return self._staged(index, slots, [k, v])
+
+    def set_kv_buffer_prefix_valid(
+        self,
+        layer: HasLayerId | None,
+        loc_2d: torch.Tensor,
+        commit_lens: torch.Tensor,
+        cache_k: torch.Tensor,
+        cache_v: torch.Tensor,
+        k_scale: float | torch.Tensor | None = None,
+        v_scale: float | torch.Tensor | None = None,
+        layer_id_override: int | None = None,
+    ) -> None:
+        """Write the first ``commit_lens[r]`` tokens of each row ``r`` of ``loc_2d``.
+
+        The others go to the dummy slot 0, so that nothing here waits for the device; their locs
+        may be anything. See ``set_kv_buffer`` for what is not named here.
+
+        Args:
+            loc_2d: int32 or int64 slots ``[bs, D]``.
+            commit_lens: ``[bs]``, integers from 0 to ``D``.
+            cache_k: ``[bs * D, head_num, head_dim]`` or flat.
+            cache_v: ``[bs * D, head_num, v_head_dim]`` or flat.
+
+        Raises:
+            TypeError, ValueError, IndexError: as ``set_kv_buffer``; also where ``loc_2d`` is not
+                ``[bs, D]`` or ``commit_lens`` not ``[bs]``.
+        """
+        if loc_2d.dim() != 2 or commit_lens.shape != loc_2d.shape[:1]:
+            raise ValueError(
+                "loc_2d must be [bs, D] and commit_lens [bs], got "
+                f"{list(loc_2d.shape)} and {list(commit_lens.shape)}"
+            )
+        place = torch.arange(loc_2d.shape[1], device=loc_2d.device)
+        committed = place < commit_lens.to(loc_2d.device).unsqueeze(1)
+        loc = loc_2d.where(committed, 0)
+        layer_id = layer_id_of(layer, layer_id_override)
+        write(self.stage_kv_buffer(layer_id, loc, cache_k, cache_v, k_scale, v_scale))

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from specpool.pools.addresses import BufInfos, buf_infos
 from specpool.pools.base import KVCache
 from specpool.pools.k_only import MHATokenToKOnlyPool
 from specpool.pools.layer_buffers import LayerBufferPool
-from specpool.pools.mha import BufInfos, MHATokenToKVPool, buf_infos
+from specpool.pools.mha import MHATokenToKVPool
 from specpool.pools.store import HasLayerId, HasLoc, Staged, layer_id_of, write
-from specpool.pools.sub_pools import built, check_ids, numbered, sub_layer
+from specpool.pools.sub_pools import built, check_ids, copies_of, numbered, sub_layer
 from specpool.rows import Rows
 
 Scale = float | torch.Tensor | None
@@ -204,10 +205,23 @@ class MiniMaxSparseKVPool(KVCache):
         """Of the main pool only: addresses, bytes, and bytes a page."""
         return self.main_pool.get_contiguous_buf_infos()
 
+    def get_sparse_kv_buf_infos(self) -> BufInfos:
+        """Of the sparse layers in the main pool: addresses, bytes, and bytes a page; K, then V."""
+        return self.main_pool.layer_buf_infos(sorted(self.sparse_layer_id_mapping))
+
+    def get_dense_kv_state_buf_infos(self) -> BufInfos:
+        """Of the dense layers in the main pool, likewise; empty lists where there are none."""
+        dense = [i for i in self.layer_ids if i not in self.sparse_layer_id_mapping]
+        return self.main_pool.layer_buf_infos(dense)
+
     def get_index_k_state_buf_infos(self) -> BufInfos:
         """Of the index-K pool: addresses, bytes, and bytes a page; empty lists where it is None."""
         pool = self.index_k_pool
         return buf_infos(pool.k_buffer if pool else [], self.page_size)
+
+    def get_kv_cache_quant_method(self) -> Any:
+        """The main pool's; see ``MHATokenToKVPool.get_kv_cache_quant_method``."""
+        return self.main_pool.get_kv_cache_quant_method()
 
     # How it is read
 
@@ -375,21 +389,6 @@ class MiniMaxSparseKVPool(KVCache):
             ValueError: also where a sub-pool's copy is missing, or there is one too many. Nothing
                 has been written then, in any sub-pool.
         """
-        if not isinstance(kv_cache_cpu, Mapping):
-            raise TypeError(
-                f"the host copy must be a dict of {', '.join(self._parts())}, as get_cpu_copy "
-                f"returns, got {type(kv_cache_cpu).__name__}"
-            )
-        present = {part for part, pool in self._parts().items() if pool is not None}
-        given = {part for part, copy in kv_cache_cpu.items() if copy is not None}
-        if present != given:
-            raise ValueError(
-                f"the host copy has {sorted(given)}, this pool's sub-pools are {sorted(present)}"
-            )
-        writes = [
-            pool.stage_cpu_copy(kv_cache_cpu[part], indices)
-            for part, pool in self._parts().items()
-            if pool is not None
-        ]
-        for load in writes:
+        copies = copies_of(self._parts(), kv_cache_cpu)
+        for load in [pool.stage_cpu_copy(copy, indices) for pool, copy in copies]:
             load()

@@ -1,4 +1,7 @@
-"""What a composite pool does with its sub-pools: check their layers, build them, find a layer."""
+"""What a composite pool does with its sub-pools: check their layers, build them, find a layer.
+
+Also which part of a host copy belongs to which.
+"""
 
 from __future__ import annotations
 
@@ -54,3 +57,24 @@ def sub_layer(
             f"layer {layer_id} has no {what} in this pool; the layers that do are {list(mapping)}"
         )
     return pool, mapping[layer_id]
+
+
+def copies_of(parts: Mapping[str, Pool | None], copy: Any) -> list[tuple[Pool, Any]]:
+    """Each sub-pool that there is, with its part of a host copy.
+
+    Raises:
+        TypeError: the copy is no dict.
+        ValueError: a sub-pool's part is missing, or there is one too many.
+    """
+    if not isinstance(copy, Mapping):
+        raise TypeError(
+            f"the host copy must be a dict of {', '.join(parts)}, as get_cpu_copy returns, got "
+            f"{type(copy).__name__}"
+        )
+    present = {part for part, pool in parts.items() if pool is not None}
+    given = {part for part, value in copy.items() if value is not None}
+    if present != given:
+        raise ValueError(
+            f"the host copy has {sorted(given)}, this pool's sub-pools are {sorted(present)}"
+        )
+    return [(pool, copy[part]) for part, pool in parts.items() if pool is not None]

@@ -1,5 +1,8 @@
 """The pool behind a mapping: every door translates locs, and none works before the mapping."""
 
+import gc
+import weakref
+
 import pool_cases as cases
 import pytest
 import torch
@@ -168,3 +171,18 @@ def test_host_copies_refuse_locs_without_a_slot():
     with pytest.raises(ValueError, match="indices name a slot twice"):
         pool.load_cpu_copy(copy, cases.loc(7, 8))  # both lead to slot 24
     assert cases.unchanged(pool, before)
+
+
+def test_a_weak_proxy_is_a_mapping_and_its_entries_stay():
+    mapping = cases.hisparse().full_to_hisparse_device_index_mapping.clone()
+    pool = cases.hisparse(weakref.proxy(mapping))
+    cases.fill(pool)
+    mapping[3] = 12  # the owner's changes are seen
+    expected = cases.moved(pool, [3], [4])
+    pool.move_kv_cache(cases.loc(3), cases.loc(4))
+    assert cases.unchanged(pool, expected)
+    del mapping
+    gc.collect()
+    expected = cases.moved(pool, [5], [3])
+    pool.move_kv_cache(cases.loc(5), cases.loc(3))
+    assert cases.unchanged(pool, expected)

@@ -111,3 +111,33 @@ def test_rows_name_their_buffer():
         "MHATokenToKVPool.v_buffer[0]",
     ]
     assert [r.width for r in make(layer_num=1, v_head_dim=9).rows()] == [24, 36]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_committed_part_of_each_row_is_written(dtype):
+    pool, plain = make(v_head_dim=9), make(v_head_dim=9)
+    loc = torch.tensor([[3, 9, 4], [7, 99, -1], [12, 13, 14]], dtype=dtype)
+    k, v = torch.randn(9, 2, 6).bfloat16(), torch.randn(9, 2, 9).bfloat16()
+    commit_lens = torch.tensor([2, 1, 0], dtype=torch.int32)
+    pool.set_kv_buffer_prefix_valid(cases.layer(1), loc, commit_lens, k, v)
+    kept = [0, 1, 3]
+    plain.set_kv_buffer(cases.layer(1), loc.flatten()[kept], k[kept], v[kept])
+    for side in ("k_buffer", "v_buffer"):
+        for ours, wanted in zip(getattr(pool, side), getattr(plain, side), strict=True):
+            assert torch.equal(ours[1:], wanted[1:])  # the rest went to the dummy slot 0
+
+
+def test_a_committed_slot_outside_the_pool_is_refused():
+    pool = make()
+    cases.fill(pool)
+    before = cases.snapshot(pool)
+    k = torch.randn(2, 12).bfloat16()
+    with pytest.raises(IndexError, match="loc holds 99"):
+        pool.set_kv_buffer_prefix_valid(
+            cases.layer(1), torch.tensor([[3, 99]]), torch.tensor([2]), k, k
+        )
+    with pytest.raises(ValueError, match=r"commit_lens \[bs\], got \[1, 2\] and \[2\]"):
+        pool.set_kv_buffer_prefix_valid(
+            cases.layer(1), torch.tensor([[3, 4]]), torch.tensor([2, 2]), k, k
+        )
+    assert cases.unchanged(pool, before)

@@ -243,3 +243,14 @@ def test_sizes_and_buffer_infos():
     assert cases.minimax(end_layer=2).get_index_k_state_buf_infos() == ([], [], [])
     assert (pool.head_num, pool.head_dim, pool.v_head_dim, pool.get_v_head_dim()) == (2, 6, 6, 6)
     assert pool.get_kv_buffer_shape() == ((32, 2, 6), (32, 2, 6))
+
+
+def test_buffer_infos_of_the_sparse_and_of_the_dense_layers():
+    pool = cases.minimax()
+    k, v = pool.main_pool.k_buffer, pool.main_pool.v_buffer
+    sparse, dense = pool.get_sparse_kv_buf_infos(), pool.get_dense_kv_state_buf_infos()
+    assert sparse[0] == [b.data_ptr() for b in (*k[2:], *v[2:])]
+    assert dense[0] == [b.data_ptr() for b in (*k[:2], *v[:2])]
+    assert (dense[1], dense[2]) == ([32 * 12 * 2] * 4, [4 * 12 * 2] * 4)
+    assert sorted(sparse[0] + dense[0]) == sorted(pool.get_contiguous_buf_infos()[0])
+    assert cases.minimax(start_layer=2).get_dense_kv_state_buf_infos() == ([], [], [])
