@@ -1,0 +1,5 @@
+"""All faults, by the part of the product that they are planted in."""
+
+from tests.faults import kernels
+
+FAULTS = [*kernels.FAULTS]
