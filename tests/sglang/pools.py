@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +40,8 @@ FP8 = torch.float8_e4m3fn
 common = {"size": SIZE, "page_size": PAGE, "device": "cpu", "enable_memory_saver": False}
 
 
-class Buffer(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Buffer:
     """One tensor of a pool.
 
     Attributes:
@@ -63,14 +65,14 @@ class Buffer(NamedTuple):
         slot = loc if self.mapping is None else int(self.mapping[loc])
         if self.mapping is not None and slot <= 0:
             return None
-        return self.at(_addresses(self.tensor), slot).flatten()
+        return self.at(self._every, slot).flatten()
 
-
-def _addresses(tensor: torch.Tensor) -> torch.Tensor:
-    item, shape = tensor.element_size(), tuple(tensor.shape)
-    stride = tuple(step * item for step in tensor.stride())
-    everything = torch.arange(tensor.untyped_storage().nbytes())
-    return everything.as_strided((*shape, item), (*stride, 1), tensor.storage_offset() * item)
+    @cached_property
+    def _every(self) -> torch.Tensor:
+        tensor, item = self.tensor, self.tensor.element_size()
+        stride = tuple(step * item for step in tensor.stride())
+        held = torch.arange(tensor.untyped_storage().nbytes())
+        return held.as_strided((*tensor.shape, item), (*stride, 1), tensor.storage_offset() * item)
 
 
 def token(addresses: torch.Tensor, slot: int) -> torch.Tensor:
@@ -190,7 +192,8 @@ class Case(NamedTuple):
         buffers: its buffers.
         locs: locs its setters take: 0 up to, and without, this.
         served: ``default``: by the plugin with nothing configured; ``all``: with
-            SPECPOOL_SGLANG=all; ``own``: by its own mover; ``never``: refused by name.
+            SPECPOOL_SGLANG=all; ``parts``: its parts' own movers are called; ``left``: SGLang's own
+            move stays; ``never``: refused by name.
         own_is_right: whether SGLang's own move, on a CPU, does what a move must.
     """
 
@@ -391,6 +394,7 @@ def cases() -> dict[str, Case]:
     full = partial(build_mha, cls=MHATokenToKVPoolMXFP8, dtype=FP8, head_num=1, head_dim=32)
     return {
         "mha": Case(build_mha, mha),
+        "mha-large": Case(partial(build_mha, size=700, head_num=1, layer_num=1), mha, locs=704),
         "mha-wide-v": Case(partial(build_mha, v_head_dim=24), mha),
         "mha-fp8": Case(partial(build_mha, dtype=FP8, start_layer=3), mha),
         "mha-hnd": Case(build_hnd, partial(mha, at=head_major)),
@@ -421,10 +425,10 @@ def cases() -> dict[str, Case]:
             build_minimax_hisparse,
             minimax,
             locs=2 * SIZE + PAGE,
-            served="default",
+            served="never",
             own_is_right=False,
         ),
-        "minimax-nvfp4": Case(build_nvfp4, nvfp4, locs=256, served="default", own_is_right=False),
+        "minimax-nvfp4": Case(build_nvfp4, nvfp4, locs=256, served="parts", own_is_right=False),
         **{
             f"single-{layout}": Case(
                 partial(build_single, kv_layout=layout),
@@ -463,11 +467,13 @@ def cases() -> dict[str, Case]:
             partial(full, size=128, page_size=128, head_dim=128),
             mxfp8,
             locs=256,
+            served="left",
         ),
         "hisparse-dsa": Case(
             build_hisparse_dsa,
             lambda pool: dsa(pool, pool.full_to_hisparse_device_index_mapping),
             locs=192,
+            served="never",
             own_is_right=False,
         ),
     }

@@ -1,0 +1,140 @@
+"""Calls made in an engine's process, and what came of them, as plain values that travel back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from sglang.srt.environ import envs
+from sglang.srt.runtime_context import get_parallel
+
+from tests.sglang import pools
+
+
+class Result(NamedTuple):
+    """What a call did to a pool.
+
+    Attributes:
+        error: class and message of what it raised; None where it returned.
+        wrong: bytes that are not what the oracle says; those that a refusal left are right.
+        changed: bytes that are not what they were.
+        launches: launches of specpool's mover; None where the pool has none.
+        backend: what made them.
+        digest: of every allocation's bytes.
+    """
+
+    error: str | None
+    wrong: int
+    changed: int
+    launches: int | None
+    backend: str | None
+    digest: str
+
+    @property
+    def right(self) -> bool:
+        return self.error is None and self.wrong == 0 and self.changed > 0
+
+    @property
+    def refused(self) -> bool:
+        return self.error is not None and self.changed == 0
+
+
+def run(
+    case: pools.Case,
+    call: Callable[[Any], None],
+    pairs: tuple[Sequence[int], Sequence[int]],
+    *,
+    pool: Any = None,
+    backend: str | None = None,
+) -> Result:
+    """Call something with a filled pool, and compare every byte with what `pairs` must leave.
+
+    SGLang's pools take their indexing path, which runs on a CPU, wherever they move themselves.
+    """
+    one_rank = get_parallel().override(attn_dcp_size=1, attn_dcp_rank=0, dcp_enabled=False)
+    indexing = envs.SGLANG_NATIVE_MOVE_KV_CACHE.override(True)
+    with environment(SPECPOOL_BACKEND=backend), one_rank, indexing:
+        pool = case.filled() if pool is None else pool
+        buffers = case.buffers(pool)
+        before = pools.snapshot(buffers)
+        expected = pools.moved(buffers, *map(list, pairs))
+        error = None
+        try:
+            call(pool)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+            expected = before
+        kept = _mover(pool)
+        return Result(
+            error,
+            pools.wrong(buffers, expected),
+            pools.wrong(buffers, before),
+            kept and kept.launches,
+            kept and kept.backend,
+            digest(pool, case),
+        )
+
+
+def move(
+    name: str,
+    tgt: Sequence[int],
+    src: Sequence[int],
+    dtype: torch.dtype = torch.int64,
+    backend: str | None = None,
+) -> Result:
+    """`move_kv_cache` of a pool."""
+    return run(pools.cases()[name], _moving(tgt, src, dtype), (tgt, src), backend=backend)
+
+
+def move_badly(
+    name: str,
+    tgt: Sequence[int],
+    src: Sequence[int],
+    dtype: torch.dtype = torch.int64,
+    backend: str | None = None,
+) -> Result:
+    """`move_kv_cache` of a pool with locs that it does not have: nothing may change."""
+    return run(pools.cases()[name], _moving(tgt, src, dtype), ((), ()), backend=backend)
+
+
+def _moving(tgt: Sequence[int], src: Sequence[int], dtype: torch.dtype) -> Callable[[Any], None]:
+    locs = [torch.tensor(side, dtype=dtype) for side in (tgt, src)]
+    return lambda pool: pool.move_kv_cache(*locs)
+
+
+def digest(pool: Any, case: pools.Case) -> str:
+    """One for the bytes of all allocations."""
+    found = hashlib.sha256()
+    for memory in pools.memories(case.buffers(pool)):
+        found.update(memory.numpy().tobytes())
+    return found.hexdigest()
+
+
+@contextmanager
+def environment(**variables: str | None):
+    """Environment variables for a while; None leaves one unset."""
+    kept = {name: os.environ.get(name) for name in variables}
+    _set(variables)
+    try:
+        yield
+    finally:
+        _set(kept)
+
+
+def _set(variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+def _mover(pool: Any) -> Any:
+    """The mover that the plugin keeps for a pool; None where it made none."""
+    from specpool.adapters.sglang import moves
+
+    served = moves._SERVED.get(pool)
+    return served and served.mover
