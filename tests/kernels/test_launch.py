@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from specpool.rows import rows_from
-from specpool_kernels.launch import TritonMove, _check_reach, _Locs
+from specpool_kernels.launch import TritonMove, _as_read, _check_reach
 
 
 def test_cpu_tensors_need_the_interpreter():
@@ -44,6 +44,6 @@ def test_locs_that_32_bits_just_index(shape, stride):
     ids=lambda value: str(list(value.shape)) if isinstance(value, torch.Tensor) else "",
 )
 def test_one_and_two_dimensions_are_read_in_place(loc, expected):
-    locs = _Locs.of(loc)
-    assert (locs.cols, locs.row_stride, locs.col_stride) == expected
-    assert locs.tensor.data_ptr() == loc.data_ptr()
+    read, *shape = _as_read(loc)
+    assert tuple(shape) == expected
+    assert read.data_ptr() == loc.data_ptr()

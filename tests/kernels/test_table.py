@@ -132,6 +132,17 @@ def test_the_access_of_a_copy_suits_both_sides():
     assert build_table(aligned, odd).classes == build_table(odd, aligned).classes == 4
 
 
+def test_the_access_of_a_copy_suits_the_strides_of_both_sides():
+    memory = torch.zeros(1000, dtype=torch.uint8)
+    lead = -memory.data_ptr() % 16
+    dense, apart = (
+        rows_from(memory.as_strided((4, 64), (stride, 1), lead + first))
+        for stride, first in ((64, 0), (68, 400))
+    )
+    assert build_table(dense).classes == 1
+    assert build_table(dense, apart).classes == build_table(apart, dense).classes == 2
+
+
 def test_words_of_a_copy():
     mine, theirs = torch.zeros(10, 64), torch.zeros(30, 2, 64)[:, 0]
     table = build_table(rows_from(mine), rows_from(theirs))

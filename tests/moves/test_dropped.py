@@ -125,6 +125,24 @@ def test_bad_entries_of_a_mapping(on):
     assert _dropped(mover) == 2
 
 
+def test_the_smallest_rows_limit_the_slots(on):
+    """A pair that only some buffers have rows for moves in none of them."""
+    buffers = [nhd(slots, device=on.device) for slots in (20, 12, 30)]
+    _moves(on, buffers, [12, 11, 3, 0], [1, 12, 19, 11], [(0, 11)], dropped=3)
+
+
+def test_the_smallest_rows_limit_the_slots_of_a_copy(on):
+    mine = [nhd(slots, device=on.device) for slots in (9, 20)]
+    theirs = [nhd(slots, device=on.device) for slots in (30, 12)]
+    expected = [oracle.moved(b, [(8, 11)], s) for b, s in zip(mine, theirs, strict=True)]
+    mover = on.mover(*mine)
+    mover.copy_from(on.mover(*theirs), on.loc([9, 1, 8]), on.loc([2, 12, 11]))
+    for buffer, memory in zip(mine, expected, strict=True):
+        same_bytes(buffer, memory)
+    assert mover.rows_moved == 2
+    assert _dropped(mover) == 2
+
+
 def test_locs_behind_the_mapping(on):
     mapping = on.loc([0, 1, 2, 5])
     buffer = nhd(6, device=on.device, mapping=mapping)
