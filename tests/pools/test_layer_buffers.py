@@ -71,6 +71,8 @@ def test_the_form_of_each_host_copy():
     assert list(composite) == ["main", "index_kv", "index_k"]
     assert (len(composite["main"]), len(composite["index_kv"])) == (6, 4)
     assert composite["index_k"] is None
+    whole = cases.minimax().get_cpu_copy(indices)
+    assert [layers and len(layers) for layers in whole.values()] == [6, 2, 2]
     assert cases.k_only(dtype=torch.float16).get_cpu_copy(indices[:0]) == [[], [], []]
 
 

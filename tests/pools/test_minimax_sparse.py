@@ -113,6 +113,21 @@ def test_a_main_pool_in_head_major_pages_moves_with_the_others():
     assert pool.mover.launches == 1
 
 
+@pytest.mark.parametrize("part", ["index_kv_pool", "index_k_pool"])
+def test_a_replaced_index_buffer_is_noticed(part):
+    pool = cases.minimax()
+    cases.fill(pool)
+    pool.move_kv_cache(cases.loc(1), cases.loc(2))
+    buffers = getattr(pool, part).k_buffer
+    old = buffers[0]
+    buffers[0] = old.clone()
+    was = old.view(torch.uint8).clone()
+    expected = cases.moved(pool, [3, 4], [4, 5])
+    pool.move_kv_cache(cases.loc(3, 4), cases.loc(4, 5))
+    assert cases.unchanged(pool, expected)
+    assert torch.equal(old.view(torch.uint8), was)
+
+
 def test_index_stores_go_to_their_own_layer():
     pool = cases.minimax(index_dtype=torch.float32)
     k, v = (x.float() for x in kv(heads=1, dim=5))
