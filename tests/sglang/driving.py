@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -99,6 +100,88 @@ def move_badly(
 ) -> Result:
     """`move_kv_cache` of a pool with locs that it does not have: nothing may change."""
     return run(pools.cases()[name], _moving(tgt, src, dtype), ((), ()), backend=backend)
+
+
+def accept(
+    name: str,
+    window: Sequence[int],
+    accept_index: Sequence[Sequence[int]],
+    accept_len: Sequence[int],
+    backend: str | None = None,
+    *,
+    bad: bool = False,
+) -> Result:
+    """The engine's own function that moves what a verifier accepted, over a pool.
+
+    Args:
+        window: slots that the verify step wrote, `bs * num_draft_tokens`.
+        accept_index: `[bs, steps + 1]`, flat into the window, -1 behind what was accepted.
+        accept_len: accepted entries of each request, the root included.
+        bad: it must be refused, so that no byte changes.
+    """
+    from sglang.srt.speculative import spec_utils
+
+    bs = len(accept_len)
+    size = len(window) // bs
+    batch = SimpleNamespace(
+        seq_lens=torch.full((bs,), 5), out_cache_loc=torch.tensor(window, dtype=torch.int64)
+    )
+    tgt, src = [], []
+    for r, entries in enumerate(accept_index):
+        for j in range(0 if bad else accept_len[r]):
+            tgt.append(window[r * size + j])
+            src.append(window[entries[j]])
+
+    def call(pool: Any) -> None:
+        spec_utils.move_accept_tokens_to_target_kvcache(
+            batch,
+            torch.tensor(accept_index, dtype=torch.int32),
+            torch.tensor(accept_len, dtype=torch.int32) - 1,
+            SimpleNamespace(get_kvcache=lambda: pool),
+        )
+
+    return run(pools.cases()[name], call, (tgt, src), backend=backend)
+
+
+def duplicate(
+    name: str,
+    prefixes: Sequence[int],
+    topk: int,
+    steps: int,
+    page_size: int,
+    backend: str | None = None,
+) -> Result:
+    """The engine's own function that copies a prefix's last partial page to every branch."""
+    from sglang.srt.speculative.eagle_worker_common import duplicate_prefix_tail_to_draft_branches
+
+    case, bs = pools.cases()[name], len(prefixes)
+    rows = torch.zeros((bs, 128), dtype=torch.int32)
+    free = iter(range(page_size, case.locs))
+    tgt, src, tails, pages = [], [], [], []
+    for r, prefix in enumerate(prefixes):
+        tail, base = prefix % page_size, prefix - prefix % page_size
+        new = -(-(tail + steps) // page_size)
+        for position in range(base + topk * new * page_size):
+            rows[r, position] = next(free)
+        for branch in range(1, topk):
+            for offset in range(tail):
+                tgt.append(int(rows[r, base + branch * new * page_size + offset]))
+                src.append(int(rows[r, base + offset]))
+        tails.append(tail)
+        pages.append(new)
+
+    def call(pool: Any) -> None:
+        duplicate_prefix_tail_to_draft_branches(
+            pool,
+            rows,
+            torch.tensor(prefixes) - torch.tensor(tails),
+            torch.tensor(tails),
+            torch.tensor(pages),
+            topk,
+            page_size,
+        )
+
+    return run(case, call, (tgt, src), backend=backend)
 
 
 def _moving(tgt: Sequence[int], src: Sequence[int], dtype: torch.dtype) -> Callable[[Any], None]:

@@ -409,6 +409,13 @@ def cases() -> dict[str, Case]:
         "dsa-skips": Case(partial(build_dsa, skip_topk_layers=[False, True]), dsa, locs=128),
         "dsa-fp8": Case(partial(build_dsa, dtype=FP8, kv_cache_dim=656), dsa, locs=128),
         "minimax": Case(build_minimax, minimax, served="default", own_is_right=False),
+        "minimax-large": Case(
+            partial(build_minimax, size=252),
+            minimax,
+            locs=256,
+            served="default",
+            own_is_right=False,
+        ),
         "minimax-index-v": Case(
             partial(build_minimax, disable_value_sparse_layer_ids=[3, 5], index_dtype=FP8),
             minimax,
