@@ -1,5 +1,6 @@
-"""What every test shares: one thread a process, quiet hypothesis settings, skips for no GPU."""
+"""What every test shares: one thread and one GPU a process, quiet hypothesis settings, skips."""
 
+import functools
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -8,18 +9,33 @@ import hypothesis
 import pytest
 import torch
 
+from tests.gpu import workers
+
+HIP = bool(torch.version.hip)
+# before any test is imported, so before anything initialises CUDA
+GPUS = workers.every_gpu(os.environ, HIP, torch.cuda.device_count)
+workers.pin(os.environ, HIP, GPUS)
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("suite", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("suite")
 
 
-def pytest_collection_modifyitems(items):
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="needs a CUDA or HIP device, and there is none")
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """As many workers as GPUs, where tests that need one are asked for; else xdist's own number."""
+    return max(1, len(GPUS)) if workers.needs_gpus(config.option.markexpr) else None
+
+
+@functools.cache
+def _gpu_is_here() -> bool:
+    return torch.cuda.is_available()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Here and not by a mark, so that one line of the report says it for all."""
+    if item.get_closest_marker("gpu") and not _gpu_is_here():
+        pytest.skip("needs a CUDA or HIP device, and there is none")
 
 
 @pytest.fixture(autouse=True)

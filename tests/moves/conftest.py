@@ -1,7 +1,7 @@
 """Where the move tests run: each backend on each device that this process can serve.
 
 A process with TRITON_INTERPRET=1 runs the Triton kernels on CPU tensors, slowly, and nothing else;
-any other runs the rest.
+any other runs the rest, GPUs included: without one, their tests are skipped.
 """
 
 from __future__ import annotations
@@ -19,9 +19,22 @@ from tests import oracle
 from tests.oracle import Buffer
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-PLACES = [("cpu", "triton")] if INTERPRETED else [("cpu", "cpu"), ("cpu", "torch")]
-if torch.cuda.is_available() and not INTERPRETED:
-    PLACES += [("cuda", "triton"), ("cuda", "torch")]
+if INTERPRETED:
+    PLACES = [("cpu", "triton")]
+else:
+    PLACES = [("cpu", "cpu"), ("cpu", "torch"), ("cuda", "triton"), ("cuda", "torch")]
+
+
+def params(places: Sequence[tuple[str, str]]) -> list:
+    """Places as parameters of a fixture, those on a GPU with its mark."""
+    return [
+        pytest.param(
+            (device, backend),
+            id=f"{backend}-on-{device}",
+            marks=[pytest.mark.gpu] if device == "cuda" else [],
+        )
+        for device, backend in places
+    ]
 
 
 @dataclass(frozen=True)
@@ -100,9 +113,17 @@ def same_bytes(buffer: Buffer, expected: np.ndarray) -> None:
     assert not wrong.size, f"{buffer.name}: {wrong.size} wrong bytes, first at {wrong[:5]}"
 
 
-@pytest.fixture(params=PLACES, ids=lambda place: f"{place[1]}-on-{place[0]}")
+@pytest.fixture(params=params(PLACES))
 def on(request) -> On:
     return On(*request.param)
+
+
+@pytest.fixture
+def checked(on, monkeypatch) -> On:
+    """Movers that are built here judge every call by value before anything moves."""
+    if not on.validates:
+        monkeypatch.setenv("SPECPOOL_CHECK", "1")
+    return on
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What is refused is refused before the first byte moves, with what was given and what is wanted.
 
 Slots, duplicates and accept entries are judged by value on CPU tensors; a GPU drops and counts
-them (test_dropped) unless SPECPOOL_CHECK=1 was set, which the GPU tests here set.
+them (test_dropped) unless SPECPOOL_CHECK=1 was set, which it is here.
 """
 
 import re
@@ -18,10 +18,9 @@ SLOTS = 12
 
 
 @pytest.fixture
-def pool(on, monkeypatch):
+def pool(checked):
     """Buffers, their mover, and a check that a call is refused and changes nothing."""
-    if not on.validates:
-        monkeypatch.setenv("SPECPOOL_CHECK", "1")
+    on = checked
     buffers = [
         nhd(SLOTS, (40,), device=on.device, name="key"),
         nhd(SLOTS + 8, (2,), torch.bfloat16, device=on.device, name="value"),

@@ -8,14 +8,11 @@ import torch
 
 from specpool.mover import RowMover
 from tests import oracle
-from tests.moves.conftest import PLACES, On, same_bytes
+from tests.moves.conftest import PLACES, On, params, same_bytes
 from tests.oracle import hnd, nhd, page_split
 
 
-@pytest.fixture(
-    params=[place for place in PLACES if place[1] != "cpu"],
-    ids=lambda place: f"{place[1]}-on-{place[0]}",
-)
+@pytest.fixture(params=params([place for place in PLACES if place[1] != "cpu"]))
 def on(request, monkeypatch) -> On:
     """The backends that can drop; the cpu backend always validates."""
     serve = RowMover._serve

@@ -132,10 +132,9 @@ def test_accept_behind_a_mapping(on):
     on.accept(buffers, window, index, on.loc([3, 2, 3], torch.int32))
 
 
-def test_bad_entries_raise_before_anything_moves(on):
+def test_bad_entries_raise_before_anything_moves(checked):
     """An entry at or beyond the rows is judged behind the mapping, for every set of rows."""
-    if not on.validates:
-        pytest.skip("a GPU drops and counts it: test_dropped")
+    on = checked
     mapping = on.loc([0, 1, 2, 6])
     buffers = [nhd(8, device=on.device, name="full"), nhd(6, device=on.device, mapping=mapping)]
     mover = on.mover(*buffers)

@@ -73,6 +73,7 @@ def test_movers_in_several_threads(on):
         same_bytes(buffer, memory)
 
 
+@pytest.mark.slow
 def test_reserved_calls(on, register_limit):
     """A reserve changes no result and no count, and its scratch serves the calls that follow."""
     count = register_limit + 40

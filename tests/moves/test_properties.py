@@ -1,11 +1,14 @@
 """Any rows, any pairs, any accept: drawn by hypothesis, judged by the oracle."""
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import oracle
 from tests.moves.conftest import INTERPRETED
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = settings(
     max_examples=20 if INTERPRETED else 150,
