@@ -7,37 +7,19 @@ also serves CPU tensors, which is how its kernels are tested without a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 
 from specpool_kernels import move, plan
 from specpool_kernels.device import is_capturing, on_device
+from specpool_kernels.prepared import Prepared, prepare
 from specpool_kernels.table import RowSet, build_table
 
 _INTERPRETED_PROCESSORS = 2
 _LOC_DTYPES = (torch.int32, torch.int64)
 _CAPTURE = -1  # whose scratch graphs use, on whatever stream they replay
-
-
-class _Locs(NamedTuple):
-    """A loc tensor as the kernels read it: n locs, in rows of ``cols``."""
-
-    tensor: torch.Tensor
-    cols: int
-    row_stride: int
-    col_stride: int
-
-    @classmethod
-    def of(cls, loc: torch.Tensor) -> _Locs:
-        """1-D and 2-D locs with their own strides; others are flattened, by a copy at worst."""
-        if loc.dim() != 2:
-            loc = loc.reshape(-1)
-        shape = (1, *loc.shape) if loc.dim() == 1 else loc.shape
-        strides = (0, *loc.stride()) if loc.dim() == 1 else loc.stride()
-        _check_reach(loc)
-        return cls(loc, shape[1], *strides)
 
 
 class TritonMove:
@@ -59,6 +41,9 @@ class TritonMove:
         self._counters = counters
         self._device = rows[0].tensor.device
         self._warp_size, self._wait, self._processors = _target(self._device)
+        self._addresses = self._table.words.data_ptr(), counters.data_ptr()
+        # by what Triton compiles anew for: the variant, and the dtypes of scratch and locs
+        self._prepared: dict[tuple[Any, ...], Prepared | None] = {}
         self._scratch: dict[int, torch.Tensor] = {}
         self._reserved = 0
 
@@ -107,17 +92,16 @@ class TritonMove:
                     self._move(variant, tgt, src)
 
     def _move(self, variant: plan.Variant, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
-        src, tgt, pairs = _Locs.of(src_loc), _Locs.of(tgt_loc), tgt_loc.numel()
-        locs = (src.tensor, tgt.tensor, self._counters, pairs)
-        shapes = (*src[1:], *tgt[1:])
+        (src, *src_shape), (tgt, *tgt_shape) = _as_read(src_loc), _as_read(tgt_loc)
+        locs, shapes, pairs = (src, tgt), (*src_shape, *tgt_shape), tgt_loc.numel()
         if variant.kernel == "move_staged":
             programs = plan.staged_programs(pairs, self._table.blocks, self._processors)
             scratch = self._scratch_of(programs * pairs * plan.STAGED_BYTES)
             tiles = self._table.blocks * variant.split
-            self._launch(variant, (programs,), scratch, *locs, tiles, *shapes)
+            self._launch(variant, (programs,), (scratch, *locs), (pairs, tiles, *shapes))
         else:
-            grid = (self._table.blocks * variant.split, triton.cdiv(pairs, variant.rows))
-            self._launch(variant, grid, *locs, *shapes, COPY=self._table.copy)
+            grid = (self._table.blocks * variant.split, -(-pairs // variant.rows))
+            self._launch(variant, grid, locs, (pairs, *shapes))
 
     def _move_accepted(
         self,
@@ -127,24 +111,14 @@ class TritonMove:
         accept_len: torch.Tensor,
     ) -> None:
         (bs, window), entries = out_cache_loc.shape, accept_index.shape[1]
-        for tensor in (out_cache_loc, accept_index, accept_len):
+        tensors = (out_cache_loc, accept_index, accept_len)
+        for tensor in tensors:
             _check_reach(tensor)
         width = plan.padded(entries)
-        grid = (self._table.blocks * variant.split, triton.cdiv(bs, variant.rows // width))
+        grid = (self._table.blocks * variant.split, -(-bs // (variant.rows // width)))
+        strides = (*out_cache_loc.stride(), *accept_index.stride(), *accept_len.stride())
         self._launch(
-            variant,
-            grid,
-            out_cache_loc,
-            accept_index,
-            accept_len,
-            self._counters,
-            bs,
-            window,
-            entries,
-            width.bit_length() - 1,
-            *out_cache_loc.stride(),
-            *accept_index.stride(),
-            *accept_len.stride(),
+            variant, grid, tensors, (bs, window, entries, width.bit_length() - 1, *strides)
         )
 
     def _scratch_bytes(self) -> int:
@@ -169,22 +143,44 @@ class TritonMove:
         return int(torch.cuda.current_stream(self._device).cuda_stream)
 
     def _launch(
-        self, variant: plan.Variant, grid: tuple[int, ...], *args: Any, **constants: bool
+        self,
+        variant: plan.Variant,
+        grid: tuple[int, ...],
+        tensors: tuple[torch.Tensor, ...],
+        numbers: tuple[int, ...],
     ) -> None:
-        kernel = getattr(move, variant.kernel)
+        """Once through Triton's public call; from then on past the work that it does every time."""
+        table, counters = self._addresses
+        pointers = (table, *[tensor.data_ptr() for tensor in tensors], counters)
+        key = (variant, *[tensor.dtype for tensor in tensors])
         with on_device(self._device):
-            kernel[grid](
+            prepared = self._prepared.get(key)
+            if prepared is not None and prepared.launch(grid, pointers, numbers):
+                return
+            kernel, constants = getattr(move, variant.kernel), self._constants(variant)
+            compiled = kernel[grid](
                 self._table.words,
-                *args,
-                R=variant.rows,
-                SPLIT=variant.split,
-                CLASSES=self._table.classes,
-                PAGED=self._table.paged,
-                MAPPED=self._table.mapped,
-                WAIT=self._wait,
+                *tensors,
+                self._counters,
+                *numbers,
                 num_warps=variant.num_warps(self._warp_size),
                 **constants,
             )
+            if prepared is None:
+                self._prepared[key] = prepare(kernel, compiled, pointers, numbers, constants)
+
+    def _constants(self, variant: plan.Variant) -> dict[str, int | bool]:
+        constants: dict[str, int | bool] = {
+            "R": variant.rows,
+            "SPLIT": variant.split,
+            "CLASSES": self._table.classes,
+            "PAGED": self._table.paged,
+            "MAPPED": self._table.mapped,
+            "WAIT": self._wait,
+        }
+        if variant.kernel == "move_rows":
+            constants["COPY"] = self._table.copy
+        return constants
 
 
 def move_is_interpreted() -> bool:
@@ -207,8 +203,24 @@ def _target(device: torch.device) -> tuple[int, bool, int]:
     return target.warp_size, target.backend == "hip", processors
 
 
+def _as_read(loc: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
+    """A loc tensor as the kernels read it, then locs a row, row stride, stride in a row.
+
+    1-D and 2-D locs are read with their own strides; others are flattened, by a copy at worst.
+    """
+    if loc.dim() != 2:
+        loc = loc.reshape(-1)
+    _check_reach(loc)
+    if loc.dim() == 1:
+        return loc, loc.numel(), 0, loc.stride(0)
+    row_stride, col_stride = loc.stride()
+    return loc, loc.shape[1], row_stride, col_stride
+
+
 def _check_reach(tensor: torch.Tensor) -> None:
     """Kernels index locs in 32 bits."""
+    if tensor.is_contiguous() and tensor.numel() < 2**31:
+        return
     reach = sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
