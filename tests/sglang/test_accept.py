@@ -144,7 +144,7 @@ def _bindings():
 
 @pytest.mark.parametrize("module", ["speculative/ngram_worker", "managers/scheduler_pp_mixin"])
 def test_the_other_callers_take_it_from_there(module):
-    """They cannot be imported without a GPU's packages; their source says where the name is from."""
+    """They import only beside a GPU's packages; their source says where the name is from."""
     source = Path(spec_utils.__file__).parents[1] / f"{module}.py"
     imported = [
         node.module
