@@ -6,6 +6,7 @@ that can ever be launched for a table are few, and ``variants`` lists them all.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple
 
 MAX_PAIRS = 4096
@@ -18,6 +19,12 @@ _GRID_Y = 65_535
 # pairs a program takes: (programs a block, threads); 128 B of payload a thread
 _BUCKETS = {16: (1, 128), 64: (2, 256), 256: (8, 256), 1024: (32, 256), 4096: (32, 1024)}
 _STAGED = (64, 8, 256)
+_LOC_TYPES = ("i32", "i64")
+_LOCS = {
+    "move_rows": ("src_loc", "tgt_loc"),
+    "move_accepted": ("out_cache_loc", "accept_index", "accept_len"),
+    "move_staged": ("src_loc", "tgt_loc"),
+}
 
 
 class Variant(NamedTuple):
@@ -38,6 +45,43 @@ class Variant(NamedTuple):
     def num_warps(self, warp_size: int) -> int:
         """Warps a program; a thread has the same payload on every device."""
         return max(1, self.threads // warp_size)
+
+
+class Key(NamedTuple):
+    """All that a compiled kernel depends on, the GPU apart.
+
+    Attributes:
+        variant: the form.
+        classes: the table's access classes, bit c for class c.
+        paged: the table has pages with gaps between them.
+        mapped: the table has rows behind a mapping.
+        copy: the table is one of copies between pools.
+        locs: integer types of the kernel's loc arguments, ``"i32"`` or ``"i64"``, in order.
+    """
+
+    variant: Variant
+    classes: int
+    paged: bool
+    mapped: bool
+    copy: bool
+    locs: tuple[str, ...]
+
+    def constants(self) -> dict[str, int | bool]:
+        """The kernel's compile-time constants, but the one that the GPU decides."""
+        constants: dict[str, int | bool] = {
+            "R": self.variant.rows,
+            "SPLIT": self.variant.split,
+            "CLASSES": self.classes,
+            "PAGED": self.paged,
+            "MAPPED": self.mapped,
+        }
+        if self.variant.kernel == "move_rows":
+            constants["COPY"] = self.copy
+        return constants
+
+    def loc_names(self) -> tuple[str, ...]:
+        """The kernel's loc arguments, in order."""
+        return _LOCS[self.variant.kernel]
 
 
 def move_variant(pairs: int) -> Variant:
@@ -100,3 +144,29 @@ def variants(max_pairs: int, copy: bool = False) -> list[Variant]:
     accepts = [accept_variant(r, 1) for r in rows]
     staged = [move_variant(max_pairs)] if max_pairs > MAX_PAIRS else []
     return moves + accepts + staged
+
+
+def loc_types(kernel: str) -> list[tuple[str, ...]]:
+    """The integer types that a kernel's loc arguments can have together."""
+    return list(product(_LOC_TYPES, repeat=len(_LOCS[kernel])))
+
+
+def keys(max_pairs: int, classes: int, paged: bool, mapped: bool, copy: bool) -> list[Key]:
+    """Every key that calls of up to ``max_pairs`` pairs can launch on one kind of table."""
+    return [
+        Key(variant, classes, paged, mapped, copy, locs)
+        for variant in variants(max_pairs, copy)
+        for locs in loc_types(variant.kernel)
+    ]
+
+
+def all_keys() -> list[Key]:
+    """Every key that any table can launch, whatever the number of pairs."""
+    most = MAX_PAIRS * _GRID_Y
+    return [
+        key
+        for classes, paged, mapped, copy in product(
+            range(1, 8), (False, True), (False, True), (False, True)
+        )
+        for key in keys(most, classes, paged, mapped, copy)
+    ]

@@ -5,13 +5,15 @@ The benchmarks build tensors from these entries; the compile report reckons traf
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 import torch
 
 
-class Flat(NamedTuple):
+@dataclass(frozen=True)
+class Flat:
     """Equal buffers ``[slots, *row]``.
 
     Attributes:
@@ -32,7 +34,8 @@ class Flat(NamedTuple):
         return (prod(self.row) * self.dtype.itemsize,)
 
 
-class Pages(NamedTuple):
+@dataclass(frozen=True)
+class Pages:
     """Equal uint8 buffers ``[pages, page_bytes]``: a page holds its slots' parts one after another.
 
     Attributes:
