@@ -53,6 +53,8 @@ class MHATokenToKVPool(LayerBufferPool):
 
     k_scale_buffer = None
     v_scale_buffer = None
+    native_k_scale_buffer = None
+    native_v_scale_buffer = None
     alt_stream = None
     hicache_write_back_staging: tuple[torch.Tensor, torch.Tensor] | None = None
     """Where SGLang's host cache keeps its staging buffers, once it has made them."""

@@ -42,6 +42,7 @@ from tests.sglang.our_pools import (
 ATTRIBUTES = """
     size page_size dtype store_dtype device layer_num start_layer head_num head_dim v_head_dim
     row_dim v_row_dim model_layer_ids kv_cache_layout use_hnd k_scale_buffer v_scale_buffer
+    native_k_scale_buffer native_v_scale_buffer
     post_capture_active layer_shard_enabled cpu_copy_carries_mamba host_capacity_tokens
     cpu_offloading_chunk_size layer_transfer_counter hicache_write_back_staging
     sparse_layer_id_mapping index_kv_layer_id_mapping index_k_layer_id_mapping dense_pool

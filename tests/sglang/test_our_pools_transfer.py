@@ -24,6 +24,8 @@ from sglang.srt.disaggregation.utils import (
 )
 from sglang.srt.kv_canary.pool_patcher.adapters.mha import attach_mha
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler import _mha_device_pool_entry
 
 import specpool
 from tests.sglang.our_pools import CASES, PAGE, SIZE, buffers, pair, raw, standing_in
@@ -153,7 +155,7 @@ def test_the_checksum_of_a_request(name, monkeypatch):
         inside[-1, -1] ^= 1
 
 
-# The canary
+# The canary, and an external cache
 
 
 def test_canary_buffers_ride_with_ours():
@@ -171,6 +173,20 @@ def test_canary_buffers_ride_with_ours():
         spliced.append(pool.get_contiguous_buf_infos()[1:])
     assert spliced[0] == spliced[1]
     assert len(spliced[1][0]) == 2 * 3 + 4
+
+
+@pytest.mark.parametrize("name", ["mha", "mha-wide-v"])
+def test_an_external_cache_links_our_buffers(name):
+    """The addresses that it is told of one layer lead to the pages of that layer."""
+    slots = torch.tensor([20, 21, 22, 23, 8, 9, 10, 11])
+    for pool in pair(name):
+        linked = _mha_device_pool_entry(PoolName.KV, pool, {0: 1}, PAGE)
+        rows = linked.prepare_locations(slots)
+        told = linked.get_prepared_layer_range_meta(rows, 0)
+        for addresses, sizes, start in zip(*told[:2], (20, 8), strict=True):
+            for side, address, size in zip("kv", addresses, sizes, strict=True):
+                page = raw(getattr(pool, f"{side}_buffer")[1])[start : start + PAGE]
+                assert ctypes.string_at(address, size) == page.numpy().tobytes()
 
 
 def test_a_class_that_is_not_registered_is_not_taken_for_sglangs():
