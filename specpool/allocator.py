@@ -270,7 +270,8 @@ class PagedSlotAllocator:
                 raise RuntimeError(f"the allocator is inconsistent: {problem}")
 
     def _on_device(self, slots: Ints) -> torch.Tensor:
-        return torch.from_numpy(slots).to(self.device)
+        # pageable memory is staged before this returns; a blocking copy would wait for the device
+        return torch.from_numpy(slots).to(self.device, non_blocking=True)
 
     def _tails(self, start: Ints, count: Ints, last: Ints) -> Ints:
         """The slot to continue behind, -1 for requests that begin a page."""

@@ -110,8 +110,8 @@ class RequestTable:
         step = np.arange(loc.size) - np.repeat(begin, count)
         length = self.lengths.numpy()
         where = np.repeat(row * self.max_context + length[row], count) + step
-        # One copy to the device holds both.
-        pair = torch.from_numpy(np.stack([where, loc])).to(self.device)
+        # One copy to the device holds both; a blocking one would wait for all that is queued there.
+        pair = torch.from_numpy(np.stack([where, loc])).to(self.device, non_blocking=True)
         self.slots.view(-1)[pair[0]] = pair[1].to(torch.int32)
         length[row] += count
         some = count > 0
@@ -201,7 +201,7 @@ class RequestTable:
         self.check_rows(row)
         loc = torch.cat([self.slots[r, : int(self.lengths[r])] for r in row] or [self.slots[0, :0]])
         slots = loc.cpu().long()
-        self.slots[torch.from_numpy(row).to(self.device)] = 0
+        self.slots[torch.from_numpy(row).to(self.device, non_blocking=True)] = 0
         self.lengths[row] = 0
         self.last_loc[row] = -1
         self._in_use[row] = False

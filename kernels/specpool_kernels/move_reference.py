@@ -97,10 +97,10 @@ class TorchMove:
             live = live & (src != tgt)
         tensors = {r.tensor.data_ptr() for r, _ in group}
         self._counters[1] += live.sum() * len(tensors)
-        # what must not move repeats the first pair that does
+        # what must not move repeats the first pair that does; indexing by ``first`` would read it
         first, some = live.to(torch.int8).argmax(), live.any()
-        src = torch.where(live, src, torch.where(some, src[first], 0))
-        tgt = torch.where(live, tgt, torch.where(some, tgt[first], 0))
+        src = torch.where(live, src, torch.where(some, src.take(first), 0))
+        tgt = torch.where(live, tgt, torch.where(some, tgt.take(first), 0))
         for row, source in group:
             rows, sources = row.view(), source.view()
             to = _place(rows, tgt)
