@@ -190,13 +190,14 @@ def given(tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> Pairs:
 
 def accepted(out_cache_loc, accept_index, accept_len) -> Pairs:
     """The pairs that an accept means, entry by entry; nothing behind ``accept_len`` is read."""
-    bs = len(accept_len)
+    lengths, index = torch.as_tensor(accept_len).tolist(), torch.as_tensor(accept_index).tolist()
+    bs = len(lengths)
     flat = out_cache_loc.flatten().tolist()
     size = len(flat) // bs
     pairs = []
     for r in range(bs):
-        for j in range(int(accept_len[r])):
-            entry = int(accept_index[r, j])
+        for j in range(lengths[r]):
+            entry = index[r][j]
             if entry == -1:
                 continue
             assert r * size <= entry < (r + 1) * size
