@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from specpool.mover import RowMover
 from tests import oracle
 from tests.gpu.gpu import compiled_kernels
 from tests.moves.conftest import On, same_bytes
