@@ -18,7 +18,7 @@ from specpool_kernels.prepared import Prepared, prepare
 from specpool_kernels.table import RowSet, build_table
 
 _INTERPRETED_PROCESSORS = 2
-_LOC_DTYPES = (torch.int32, torch.int64)
+_LOC_DTYPES = {"i32": torch.int32, "i64": torch.int64}  # as ``plan`` names them
 _CAPTURE = -1  # whose scratch graphs use, on whatever stream they replay
 
 
@@ -81,15 +81,19 @@ class TritonMove:
                 self._grown(stream, self._scratch_bytes())
         if move_is_interpreted():
             return
-        skipped = [torch.full((1, 1), -1, dtype=d, device=self._device) for d in _LOC_DTYPES]
-        nothing = torch.zeros(1, dtype=torch.int32, device=self._device)
+        skipped = {
+            name: torch.full((1, 1), -1, dtype=dtype, device=self._device)
+            for name, dtype in _LOC_DTYPES.items()
+        }
+        nothing = {name: torch.zeros_like(loc[0]) for name, loc in skipped.items()}
         for variant in variants:
-            for tgt in skipped:
+            for types in plan.loc_types(variant.kernel):
                 if variant.kernel == "move_accepted":
-                    self._move_accepted(variant, tgt, skipped[0], nothing)
-                    continue
-                for src in skipped:
-                    self._move(variant, tgt, src)
+                    window, index, length = types
+                    self._move_accepted(variant, skipped[window], skipped[index], nothing[length])
+                else:
+                    src, tgt = types
+                    self._move(variant, skipped[tgt], skipped[src])
 
     def _move(self, variant: plan.Variant, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         (src, *src_shape), (tgt, *tgt_shape) = _as_read(src_loc), _as_read(tgt_loc)
