@@ -5,10 +5,21 @@ import dataclasses
 import pytest
 import torch
 
+from specpool.demo.target import LlamaTarget
 from specpool.spec import DraftModel, DraftTree, PromptLookup
 from specpool.spec.draft_model import TreeExpansion
 from specpool.spec.drafters import _Trie
-from tests.spec.serving import NEW, PROMPTS, Oracle, World, plain
+from tests.spec.serving import (
+    EXACT,
+    NEW,
+    PROMPTS,
+    Oracle,
+    World,
+    attention,
+    draft_model,
+    kv_error,
+    plain,
+)
 
 
 def followed(context, length, depth):
@@ -120,7 +131,7 @@ def test_a_draft_model_scores_each_node_behind_its_own_ancestors(monkeypatch):
 def check(contexts, seen, model):
     """Compare logits of all fed nodes with a plain forward; how many were compared."""
     from specpool.demo.llama import Step
-    from tests.spec.serving import CPU, attention
+    from tests.spec.serving import CPU
 
     count = 0
     for r, context in enumerate(contexts):
@@ -137,6 +148,34 @@ def check(contexts, seen, model):
                 assert (logits.log_softmax(-1) - log_probs[r, j]).abs().max() < 1e-9
                 count += 1
     return count
+
+
+def test_a_draft_model_leaves_its_kv_in_the_order_of_the_tree():
+    """Nodes are fed level by level, more of them than the tree keeps."""
+    model = LlamaTarget(draft_model(), attention("mha", 1200, 16))
+    drafter = DraftModel(model, steps=4, topk=2, num_draft_tokens=8)
+    world = World(page=16, mode="move", drafts=drafter)
+    draft, errors = drafter.draft, []
+
+    def watched(batch):
+        tree = draft(batch)
+        for r, context in enumerate(batch.contexts):
+            parents, tokens = tree.parents[r].tolist(), tree.tokens[r].tolist()
+            for node in {*parents} - {-1}:  # what has a child was fed
+                path = [node]
+                while parents[path[0]] >= 0:
+                    path.insert(0, parents[path[0]])
+                text = [*context[:-1], *(tokens[n] for n in path)]
+                slots = torch.cat([batch.table.row(batch.rows[r]), batch.window[r, path]])
+                errors.append(kv_error(model, text, slots))
+        return tree
+
+    drafter.draft = watched
+    for prompt in (1, 4, 6):
+        world.loop.submit(PROMPTS[prompt], NEW)
+    world.run()
+    assert len(errors) > 30
+    assert max(errors) < EXACT
 
 
 @pytest.mark.parametrize(
