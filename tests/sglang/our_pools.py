@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from sglang.srt.environ import envs
 from sglang.srt.mem_cache import deepseek_v4_memory_pool as v4
 from sglang.srt.mem_cache import memory_pool as sglang
 
@@ -48,6 +49,8 @@ CASES = {
     "mha": (sglang.MHATokenToKVPool, mha),
     "mha-wide-v": (sglang.MHATokenToKVPool, dict(mha, v_head_dim=24)),
     "mha-fp8-stage": (sglang.MHATokenToKVPool, dict(mha, dtype=FP8, start_layer=3, end_layer=6)),
+    "hnd": (sglang.MHATokenToKVPool, dict(mha, kv_cache_layout="hnd")),
+    "hnd-wide-v": (sglang.MHATokenToKVPool, dict(mha, kv_cache_layout="hnd", v_head_dim=24)),
     "k-only": (sglang.MHATokenToKOnlyPool, k_only),
     "k-only-fp8": (sglang.MHATokenToKOnlyPool, dict(k_only, dtype=FP8)),
     "minimax": (sglang.MiniMaxSparseKVPool, minimax),
@@ -75,7 +78,18 @@ class Pair(NamedTuple):
 
 def pair(name: str, seed: int = 0) -> Pair:
     cls, keywords = CASES[name]
-    return filled(cls(**keywords), CLASSES[cls](**keywords), seed)
+    return filled(built(name), CLASSES[cls](**keywords), seed)
+
+
+def built(name: str) -> Any:
+    """SGLang's, which takes its layout from a variable, and moves by indexing."""
+    cls, keywords = CASES[name]
+    given = {name: value for name, value in keywords.items() if name != "kv_cache_layout"}
+    with (
+        envs.SGLANG_USE_HND_KVCACHE.override(given != keywords),
+        envs.SGLANG_NATIVE_MOVE_KV_CACHE.override(True),
+    ):
+        return cls(**given)
 
 
 def filled(theirs: Any, ours: Any, seed: int = 0) -> Pair:
@@ -113,6 +127,9 @@ def rows(pool: Any, slots: torch.Tensor) -> list[torch.Tensor]:
     for buffer in buffers(pool):
         if buffer.dim() == 3:
             found.append(raw(buffer)[slots])
+            continue
+        if buffer.dim() == 4:
+            found.append(raw(buffer).transpose(1, 2)[slots // PAGE, slots % PAGE])
             continue
         page, offset = (slots // PAGE).unsqueeze(1), (slots % PAGE).unsqueeze(1)
         payload, scales = torch.arange(576), PAGE * 576 + torch.arange(8)

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.kernels.ops.kvcache.dsv4_main_kv_store import NopeFp8RopeBf16Pack
-from sglang.srt.environ import envs
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.test.kernels.deepseek_v4.k_cache_reference import (
     quant_to_nope_fp8_rope_bf16_pack_triton,
@@ -19,20 +18,18 @@ from sglang.test.kernels.deepseek_v4.k_cache_reference import (
 
 from tests.sglang.our_pools import (
     CASES,
-    CLASSES,
     FP8,
     PAGE,
     SIZE,
     Pair,
     buffers,
-    filled,
     layer,
     pair,
     raw,
     rows,
 )
 
-WITH_VALUES = [name for name in CASES if name.startswith(("mha", "minimax"))]
+WITH_VALUES = [name for name in CASES if name.startswith(("mha", "hnd", "minimax"))]
 MINIMAX = [name for name in CASES if name.startswith("minimax")]
 K_ONLY = [name for name in CASES if name.startswith("k-only")]
 SINGLE = [name for name in CASES if name.startswith("single")]
@@ -197,12 +194,9 @@ def test_a_committed_prefix():
 # Moves
 
 
-@pytest.mark.parametrize("name", ["mha", "mha-fp8-stage"])
+@pytest.mark.parametrize("name", ["mha", "mha-fp8-stage", "hnd"])
 def test_moves_are_sglangs_own(name):
-    cls, keywords = CASES[name]
-    with envs.SGLANG_NATIVE_MOVE_KV_CACHE.override(True):
-        theirs = cls(**keywords)
-    both = filled(theirs, CLASSES[cls](**keywords))
+    both = pair(name)
 
     @fuzz
     @given(pairs_of_slots(), st.sampled_from([torch.int32, torch.int64]))
