@@ -68,32 +68,42 @@ single = partial(
 )
 
 
-def hisparse(mapping: torch.Tensor | None = None) -> HiSparseC4DevicePool:
+def hisparse(mapping: torch.Tensor | None = None, device: str = "cpu") -> HiSparseC4DevicePool:
     """Locs 1..23 lead to slots in descending order, other locs nowhere."""
     pool = HiSparseC4DevicePool(
-        SIZE, PAGE, torch.float8_e4m3fn, 448, 64, 2, "cpu", False, start_layer=1
+        SIZE, PAGE, torch.float8_e4m3fn, 448, 64, 2, device, False, start_layer=1
     )
     if mapping is None:
         mapping = torch.zeros(40, dtype=torch.int64)
         mapping[1:24] = torch.arange(30, 7, -1)
         mapping[-1] = -1
-    pool.register_mapping(mapping)
+    pool.register_mapping(mapping.to(device))
     return pool
 
 
 POOLS = {
-    "mha-bf16": lambda: mha(dtype=torch.bfloat16, layer_num=3),
-    "mha-wide-v": lambda: mha(dtype=torch.float16, layer_num=2, v_head_dim=9),
-    "mha-hnd": lambda: mha(dtype=torch.float32, layer_num=2, kv_cache_layout="hnd"),
-    "mha-hnd-wide-v": lambda: mha(
-        dtype=torch.float8_e5m2, layer_num=2, v_head_dim=3, kv_cache_layout="hnd"
+    "mha-bf16": lambda device="cpu": mha(dtype=torch.bfloat16, layer_num=3, device=device),
+    "mha-wide-v": lambda device="cpu": mha(
+        dtype=torch.float16, layer_num=2, v_head_dim=9, device=device
     ),
-    "mha-fp8": lambda: mha(dtype=torch.float8_e4m3fn, layer_num=2),
-    "k-only": lambda: k_only(dtype=torch.float8_e4m3fnuz),
+    "mha-hnd": lambda device="cpu": mha(
+        dtype=torch.float32, layer_num=2, kv_cache_layout="hnd", device=device
+    ),
+    "mha-hnd-wide-v": lambda device="cpu": mha(
+        dtype=torch.float8_e5m2,
+        layer_num=2,
+        v_head_dim=3,
+        kv_cache_layout="hnd",
+        device=device,
+    ),
+    "mha-fp8": lambda device="cpu": mha(dtype=torch.float8_e4m3fn, layer_num=2, device=device),
+    "k-only": lambda device="cpu": k_only(dtype=torch.float8_e4m3fnuz, device=device),
     "minimax": minimax,
-    "minimax-fp8-index": lambda: minimax(index_dtype=torch.float8_e4m3fn, start_layer=1),
+    "minimax-fp8-index": lambda device="cpu": minimax(
+        index_dtype=torch.float8_e4m3fn, start_layer=1, device=device
+    ),
     "single": single,
-    "hisparse": hisparse,
+    "hisparse": lambda device="cpu": hisparse(device=device),
 }
 
 
@@ -107,7 +117,8 @@ def loc(*slots: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of a tensor's storage, padding included, sharing its memory."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    nothing = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return nothing.set_(tensor.untyped_storage())
 
 
 def places(pool) -> list[tuple[torch.Tensor, Place]]:
@@ -143,7 +154,8 @@ def fill(pool, seed: int = 0) -> None:
     """Random bytes everywhere, padding included."""
     generator = torch.Generator().manual_seed(seed)
     for storage in storages(pool):
-        storage.random_(0, 256, generator=generator)
+        values = torch.empty(storage.shape, dtype=torch.uint8).random_(0, 256, generator=generator)
+        storage.copy_(values)
 
 
 def snapshot(pool) -> list[torch.Tensor]:
