@@ -7,7 +7,7 @@ SGLang, where its own move is right, or refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +71,14 @@ def parts_of(pool: Any) -> Iterator[Any]:
         part = getattr(pool, name, None)
         if part is not None:
             yield from parts_of(part)
+
+
+def awaited_layers(pool: Any) -> Iterable[int]:
+    """The places in a layer-transfer counter that the pool's getters wait for."""
+    absolute = getattr(pool, "full_attention_layer_id_mapping", None)
+    if absolute is not None:  # hybrid models: the counter knows the other layers too
+        return [layer - pool.start_layer for layer in absolute]
+    return range(pool.layer_num)
 
 
 def class_name(pool: Any) -> str:

@@ -17,6 +17,7 @@ import torch
 from specpool.adapters.sglang.layouts import (
     Group,
     LeftToSGLangError,
+    awaited_layers,
     class_name,
     groups_of,
     is_described,
@@ -210,7 +211,7 @@ def _wait_for_layers(pool: Any) -> None:
         # a graph replays without the counter; the engine drains transfers before a replay
         if counter is None or is_capturing(torch.device(part.device)):
             continue
-        for layer in range(part.layer_num):
+        for layer in awaited_layers(part):
             counter.wait_until(layer)
 
 
