@@ -1,6 +1,6 @@
 """Calls inside a captured graph: what must be reserved before, what is refused after.
 
-The rules need no GPU: here a capture is only claimed. The last tests capture real graphs.
+The rules need no GPU: here a capture is only claimed. tests/gpu captures real graphs.
 """
 
 import pytest
@@ -148,74 +148,3 @@ def test_copies_under_capture_need_one_before(capturing):
     mover.copy_from(other, *PAIRS)
     with pytest.raises(RuntimeError, match="captured into a graph"):
         mover.attach("more", torch.zeros(12))
-
-
-@pytest.mark.gpu
-def test_a_graph_replays_with_new_locs():
-    """Counts, padding and locs come from the device at every replay."""
-    key = torch.arange(48.0, device="cuda").view(12, 4)
-    mover = RowMover(rows_from(key))
-    mover.reserve(4)
-    window = torch.arange(4, 8, device="cuda")
-    index = torch.tensor([[0, 2, -1]], dtype=torch.int32, device="cuda")
-    length = torch.zeros(1, dtype=torch.int32, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        mover.move_accepted(window, index, length)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert key[:, 0].tolist() == [4.0 * slot for slot in range(12)]
-    length.fill_(2)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert key[5, 0] == 24
-    index[0, 1] = 3
-    graph.replay()
-    torch.cuda.synchronize()
-    assert key[5, 0] == 28
-
-
-@pytest.mark.gpu
-def test_graphs_of_many_pairs_use_reserved_scratch():
-    count = 5000
-    key = torch.arange(count + 1, device="cuda")
-    mover = RowMover(rows_from(key))
-    mover.reserve(count)
-    places = torch.arange(count, device="cuda")
-    memory = torch.cuda.memory_allocated()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        mover.move(places, places + 1)
-    for replay in range(3):
-        graph.replay()
-        torch.cuda.synchronize()
-        assert key[0] == replay + 1
-    assert torch.cuda.memory_allocated() - memory < 2**20
-
-
-@pytest.mark.gpu
-def test_validated_calls_move_nothing_when_they_raise(monkeypatch):
-    monkeypatch.setenv("SPECPOOL_CHECK", "1")
-    key = torch.arange(48.0, device="cuda").view(12, 4)
-    mover = RowMover(rows_from(key))
-    with pytest.raises(IndexError, match="src_loc holds slot 12"):
-        mover.move(torch.tensor([0, 1], device="cuda"), torch.tensor([5, 12], device="cuda"))
-    assert key[0, 0] == 0
-    mover.check()
-
-
-@pytest.mark.gpu
-def test_moves_follow_the_current_stream():
-    key = torch.zeros(1 << 20, 64, device="cuda")
-    mover = RowMover(rows_from(key))
-    mover.reserve(1)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for step in range(20):
-            key.fill_(step)
-            key[5] = 100 + step
-            mover.move(torch.zeros(1, dtype=torch.int64, device="cuda"), torch.tensor([5]).cuda())
-    stream.synchronize()
-    assert key[0, 0] == 119
-    assert key[1, 0] == 19

@@ -1,15 +1,17 @@
-"""A little of everything that launches, as a program for compute-sanitizer to watch.
+"""A little of everything that launches, as a program: for compute-sanitizer, or without pytest.
 
-``python -m tests.gpu.exercise`` moves on the first GPU: each form and class of access, pages,
-mappings, copies, bad slots, all against the oracle.
+``python -m tests.gpu.exercise [cuda | cpu]`` moves in each form and class of access, pages,
+mappings and copies, all against the oracle, and ends with the word "moved".
 """
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from tests import oracle
-from tests.moves.conftest import On
+from tests.moves.places import On
 from tests.oracle import hnd, nhd, page_split
 
 SLOTS = 24
@@ -47,6 +49,6 @@ def exercise(on: On) -> None:
 
 
 if __name__ == "__main__":
-    exercise(On("cuda", "triton"))
-    torch.cuda.synchronize()
+    device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
+    exercise(On(device, "triton" if device == "cuda" else "torch"))
     print("moved")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from specpool_kernels import move
-from tests.moves.conftest import On
+from tests.moves.places import On
 
 Call = Callable[[], object]
 

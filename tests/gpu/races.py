@@ -16,7 +16,7 @@ import torch
 from specpool.mover import RowMover
 from specpool.rows import rows_from
 from specpool_kernels import move
-from tests.moves.conftest import On
+from tests.moves.places import On
 
 WIDTHS = {"16-byte": 128, "4-byte": 36, "byte": 11}
 """Bytes of a row, by the class of access that moves it."""
