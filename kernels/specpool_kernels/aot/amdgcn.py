@@ -1,7 +1,8 @@
 """Read AMDGCN, what an AMD GPU runs, as LLVM prints it.
 
 A wave runs both sides of a branch that its threads take differently, with some of them masked; a
-masked write counts here as a whole one. Every register of a wide value is looked at.
+masked write counts here as a whole one. Of a value in several registers the first says where it
+comes from.
 """
 
 from __future__ import annotations
@@ -61,13 +62,12 @@ def _instruction(line: str, op: str, rest: str, words: dict[int, str]) -> Instru
     if found:
         kind = found[1]
         if kind == "load":
-            return Instruction(
-                line, kind, _size(op), _registers(operands[1:]), _registers(operands[:1])
-            )
-        address = _registers([operands[0], *operands[2:]])
+            writes = _registers(operands[:1])
+            return Instruction(line, kind, _size(op), _firsts(operands[1:]), writes)
+        address = _firsts([operands[0], *operands[2:]])
         return Instruction(line, kind, 0 if kind == "atomic" else _size(op), address)
     if op.startswith("s_load"):
-        writes, base = _registers(operands[:1]), _registers(operands[1:2])
+        writes, base = _registers(operands[:1]), _firsts(operands[1:2])
         at = int(operands[2].split()[0], 16) if operands[2].startswith("0x") else -1
         held = tuple(words.get(at + 4 * i, "") for i in range(len(writes)))
         return Instruction(line, "load", 4 * len(writes), base, writes, arguments=held)
@@ -76,27 +76,30 @@ def _instruction(line: str, op: str, rest: str, words: dict[int, str]) -> Instru
     if op.startswith(_WRITE_NOTHING):
         return Instruction(line)
     if op.startswith(("ds_write", "scratch_store")):
-        stored = _registers(operands[1:])
+        stored = _firsts(operands[1:])
         return Instruction(line, writes=(SHARED,), reads=stored, conditional=True)
     if op.startswith(("ds_read", "scratch_load")):
         return Instruction(line, writes=_registers(operands[:1]), reads=(SHARED,))
     if op.startswith("v_cmp"):  # a mask
         return Instruction(line, writes=_registers(operands[:1]))
     results = 2 if _TWO_RESULTS.match(op) else 1
-    reads = _registers(_sources(op, operands[results:]))
-    if "_dpp" in op or "_sdwa" in op or "d16" in op:  # these keep a part of what was there
-        reads += _registers(operands[:1])
+    reads = _firsts(_sources(op, operands[results:]))
+    if op == "v_mov_b32_dpp":  # some threads keep what was there
+        reads += _firsts(operands[:1])
     return Instruction(line, writes=_registers(operands[:1]), reads=reads)
 
 
 def _sources(op: str, operands: list[str]) -> list[str]:
-    """What a written pointer can come from: no mask, no factor, nothing that is shifted."""
+    """What a written pointer can come from: no mask, no factor, no 32-bit sum without carry,
+    nothing that is shifted."""
     if op.startswith("v_cndmask"):
         return operands[:2]
     if "_lshl_add_" in op:
         return operands[2:] if operands[1] != "0" else operands
     if "_mad_" in op:
         return operands[2:]
+    if re.match(r"v_(?:add|add3|sub|subrev)_u32|s_(?:add|sub)_i32", op):
+        return []
     if re.search(r"_(?:mul|lshl|lshr|ashr|lshlrev|lshrrev|ashrrev|bfe)_", op):
         return []
     return operands
@@ -108,6 +111,13 @@ def _registers(operands: list[str]) -> tuple[str, ...]:
         first, last = (one, one) if one else (low, high)
         out += [f"{file}{i}" for i in range(int(first), int(last) + 1)]
     return tuple(out)
+
+
+def _firsts(operands: list[str]) -> tuple[str, ...]:
+    """The first register of each operand."""
+    return tuple(
+        f"{file}{one or low}" for file, one, low, _ in _OPERAND.findall(", ".join(operands))
+    )
 
 
 def _size(op: str) -> int:

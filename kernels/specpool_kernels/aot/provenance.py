@@ -1,8 +1,10 @@
 """What each load and store of compiled code touches, told by where its address comes from.
 
-Labels flow from the kernel's arguments through registers along every path: an address that comes
-from a word of the table is a row's (or, 8 bytes wide, a mapping's), one that comes from the scratch
-argument is scratch. An address of which this says nothing, or two things, is an error.
+Labels flow from the kernel's arguments through registers along every path: an address to which a
+word of the table adds is a row's (or, where tables have mappings and 8 bytes are loaded, a
+mapping's), one that comes from the scratch argument is scratch, any other the table's, a loc's or a
+counter's. An address that would be both, or that comes from nowhere, is an error. Paths that no run
+takes only add labels: what is taken for a row's by them is held to more, never to less.
 """
 
 from __future__ import annotations
@@ -11,7 +13,21 @@ from typing import NamedTuple
 
 from specpool_kernels.aot.code import Code, Instruction
 
+POINTERS = frozenset(
+    (
+        "table",
+        "scratch",
+        "src_loc",
+        "tgt_loc",
+        "out_cache_loc",
+        "accept_index",
+        "accept_len",
+        "counters",
+    )
+)
+"""Arguments that are addresses."""
 _ROW = "row"
+_SCRATCH = "scratch"
 _ARGUMENTS = "arguments"
 _MAPPING_BYTES = 8
 _Labels = frozenset[str]
@@ -24,7 +40,7 @@ class Access(NamedTuple):
     Attributes:
         at: index of the instruction.
         kind: ``"load"`` or ``"store"``.
-        memory: ``"pool"``, ``"scratch"``, ``"mapping"``, or the argument that points to it.
+        memory: ``"pool"``, ``"scratch"``, ``"mapping"`` or ``"other"``.
         size: bytes a thread.
     """
 
@@ -44,23 +60,23 @@ def accesses(code: Code, mapped: bool) -> list[Access]:
     found = []
     for at, labels in sorted(_address_labels(code).items()):
         instruction = code.instructions[at]
-        if _ARGUMENTS in labels:
-            continue
         memory = _memory(labels, instruction)
-        if memory == "pool" and mapped and instruction.size == _MAPPING_BYTES:
-            memory = "mapping" if instruction.kind == "load" else "pool"
+        loads_slot = instruction.kind == "load" and instruction.size == _MAPPING_BYTES
+        if memory == "pool" and mapped and loads_slot:
+            memory = "mapping"
         found.append(Access(at, instruction.kind, memory, instruction.size))
     return found
 
 
 def _memory(labels: _Labels, instruction: Instruction) -> str:
-    if len(labels) != 1:
+    if not labels or labels >= {_ROW, _SCRATCH}:
         raise ValueError(
-            f"the address of {instruction.text!r} comes from {sorted(labels) or 'nowhere'}; one "
-            "memory was expected"
+            f"the address of {instruction.text!r} comes from {sorted(labels) or 'nowhere'}: rows "
+            "and scratch cannot be told apart"
         )
-    (label,) = labels
-    return "pool" if label == _ROW else label
+    if _ROW in labels:
+        return "pool"
+    return "scratch" if _SCRATCH in labels else "other"
 
 
 def _address_labels(code: Code) -> dict[int, _Labels]:
@@ -93,7 +109,7 @@ def _step(state: dict[str, _Labels], instruction: Instruction) -> None:
     """What the registers hold behind an instruction."""
     if instruction.kind == "load":
         come_from = _labels(state, instruction.address)
-        if _ARGUMENTS in come_from:
+        if come_from == {_ARGUMENTS}:
             for register, name in zip(instruction.writes, instruction.arguments, strict=True):
                 state[register] = _pointer(name)
             return
@@ -118,12 +134,6 @@ def _labels(state: dict[str, _Labels], registers: tuple[str, ...]) -> _Labels:
 def _pointer(argument: str) -> _Labels:
     """The label of an argument; counts and strides have none."""
     return frozenset({argument}) if argument in POINTERS else _NONE
-
-
-POINTERS = frozenset(
-    ("table", "scratch", "src_loc", "tgt_loc", "out_cache_loc", "accept_index", "accept_len",
-     "counters")
-)  # fmt: skip
 
 
 def _merge(states: dict[int, dict[str, _Labels]], at: int, state: dict[str, _Labels]) -> bool:
