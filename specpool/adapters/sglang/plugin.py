@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
 
 import specpool
-from specpool.adapters.sglang import moves, patch, refusals
+from specpool.adapters.sglang import moves, patch, refusals, verify
 from specpool.adapters.sglang.patch import Outcome, Patch
 from specpool.adapters.sglang.settings import Settings
 from specpool.backends import backend_for
@@ -74,6 +75,7 @@ def patches(settings: Settings) -> list[Patch]:
             moves.refusing(_COMPRESSED),
         ),
         refusals.check_backend(settings.unsafe),
+        *verify.patches(),
     ]
     served = ["MiniMaxSparseKVPool", "MHATokenToKOnlyPool"]
     classes = set()
@@ -97,7 +99,8 @@ def install(settings: Settings) -> Report:
         outcomes.append(_hook_arguments(settings))
     patched = tuple(o.target for o in outcomes if o.reason is None)
     failed = tuple(o for o in outcomes if o.reason is not None)
-    _say(settings, patched, failed)
+    with _heard():
+        _say(settings, patched, failed)
     return Report(settings, patched, failed)
 
 
@@ -151,6 +154,23 @@ def _backend() -> str:
     gpu = torch.version.cuda or getattr(torch.version, "hip", None)
     kind = "cuda" if gpu else "cpu"
     return f"{backend_for(torch.device(kind))[0]} on {kind}"
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """SGLang loads plugins before it sets logging up, when an INFO line would go nowhere."""
+    if logger.hasHandlers():
+        yield
+        return
+    handler, level = logging.StreamHandler(), logger.level
+    handler.setFormatter(logging.Formatter("[%(asctime)s] %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _say(settings: Settings, patched: tuple[str, ...], failed: tuple[Outcome, ...]) -> None:

@@ -12,8 +12,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from specpool.adapters.sglang import verify
 from specpool.adapters.sglang.patch import Patch
 from specpool.adapters.sglang.settings import UNSAFE
+from specpool.adapters.sglang.verify_checks import facts_of_arguments, facts_of_backend, why_not
 from specpool.errors import UnsupportedAccess
 
 logger = logging.getLogger("specpool.sglang")
@@ -76,7 +78,10 @@ def check_backend(unsafe: bool) -> Patch:
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
         def __init__(self: Any, runner: Any) -> None:
             original(self, runner)
-            _decide(_from_backend(self, runner), unsafe, UnsupportedAccess)
+            speculation = _from_backend(self, runner)
+            _decide(speculation, unsafe, UnsupportedAccess)
+            if speculation.algorithm is not None and speculation.unserved is None:
+                verify.serve(self)
 
         return __init__
 
@@ -105,16 +110,21 @@ def _from_arguments(server_args: Any) -> Speculation:
 
     sparse = is_minimax_sparse(model_config_of(server_args).hf_config)
     sparse = sparse and not uses_minimax_m3_nvfp4_native_stack(view.quantization)
-    unserved = "it is not built" if sparse else None
-    return Speculation(view.speculative_algorithm, sparse, _device(view.device), unserved)
+    device = _device(view.device)
+    unserved = why_not(facts_of_arguments(view, device)) if sparse else None
+    return Speculation(view.speculative_algorithm, sparse, device, unserved)
 
 
 def _from_backend(backend: Any, runner: Any) -> Speculation:
+    from sglang.srt.arg_groups.model_override_base import attention_backends_of
+    from sglang.srt.arg_groups.overrides import resolving_view
     from sglang.srt.runtime_context import get_spec
 
-    algorithm = get_spec().speculative_algorithm
-    unserved = "it is not built" if algorithm else None
-    return Speculation(algorithm, True, _device(runner.device), unserved)
+    algorithm, device = get_spec().speculative_algorithm, _device(runner.device)
+    if algorithm is None:
+        return Speculation(None, True, device, None)
+    dense = attention_backends_of(resolving_view(runner.server_args))
+    return Speculation(algorithm, True, device, why_not(facts_of_backend(backend, device, dense)))
 
 
 def _device(device: Any) -> str:
