@@ -158,6 +158,8 @@ def test_8_no_move_waits_for_layers_that_are_being_loaded(without, everything):
     assert everything(waits, "mha") == [0, 1]
     assert everything(waits, "minimax") == list(range(6))
     assert everything(waits, "swa") == list(range(3))
+    assert everything(waits, "c4") == [0, 1]
+    assert everything(waits, "hybrid") == [3, 7]  # its layers with attention, as its getters do
 
 
 def waits(name):
