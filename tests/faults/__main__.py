@@ -8,8 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.faults.planted import FAULTS
 from tests.faults.suite import Suite
-from tests.faults.table import FAULTS
 
 
 def main(words: list[str]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import cache_from_source
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TREES = ("specpool", "kernels", "tests")
-WRONG = ("AssertionError", "Failed", "ExceptionGroup")
+NOTICED = ("AssertionError", "Failed", "ExceptionGroup")
 """What a test that notices raises: ``Failed`` is pytest's, the group hypothesis'."""
 
 
@@ -24,19 +24,22 @@ class Fault:
         file: where, from the root of the tree.
         was: source that occurs exactly once in the file.
         becomes: what takes its place.
-        tests: the quickest tests that must catch it, as pytest's node ids.
-        interpreted: they run in Triton's interpreter.
-        errors: names of the exceptions, one of which a test must fail with. A fault whose tests
-            see the product refuse what is right names that exception here.
+        test: a quick one that must catch it, as pytest's node id.
+        error: the exception that it must fail with, where it sees the product refuse what is
+            right; None is one of ``NOTICED``.
     """
 
     name: str
     file: str
     was: str
     becomes: str
-    tests: tuple[str, ...]
-    interpreted: bool = False
-    errors: tuple[str, ...] = WRONG
+    test: str
+    error: str | None = None
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether the test runs in Triton's interpreter."""
+        return "[triton-on-cpu" in self.test
 
     def planted_in(self, source: str) -> str:
         """The source with the fault.
@@ -53,6 +56,15 @@ class Fault:
         if self.was == self.becomes:
             raise ValueError(f"{self.name!r} changes nothing")
         return source.replace(self.was, self.becomes)
+
+
+def planter(file: str, tests: str) -> Callable[..., Fault]:
+    """What makes a file's faults, whose tests' ids all begin with ``tests``."""
+
+    def fault(name: str, was: str, becomes: str, test: str, error: str | None = None) -> Fault:
+        return Fault(name, file, was, becomes, tests + test, error)
+
+    return fault
 
 
 def copied_tree(folder: Path) -> Path:

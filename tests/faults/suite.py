@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.faults.fault import Fault, copied_tree, planted
+from tests.faults.fault import NOTICED, Fault, copied_tree, planted
 
 NURSERY = Path(__file__).with_name("nursery.py")
 FAILED = 1
@@ -36,20 +36,21 @@ class Suite:
         self._nurseries: dict[bool, subprocess.Popen[str]] = {}
 
     def judge(self, fault: Fault) -> Verdict:
-        """Plant the fault, and run the tests that must catch it."""
+        """Plant the fault, and run the test that must catch it."""
         with planted(fault, self.tree):
-            found = self.run(fault.tests, fault.interpreted, _module(fault.file))
+            found = self.run([fault.test], fault.interpreted, _module(fault.file))
         if found["code"] == 0:
             return Verdict(False, "it survived: a test is missing")
         if found["code"] != FAILED or found["stage"] != "call":
             return Verdict(False, f"no test failed: {found}\n{self.log()}")
         if found["imported"] != str(self.tree / fault.file):
             return Verdict(False, f"the faulty file was not imported, but {found['imported']}")
-        if found["error"] not in fault.errors:
-            return Verdict(False, f"{found['error']} is none of {fault.errors}\n{self.log()}")
+        wanted = NOTICED if fault.error is None else (fault.error,)
+        if found["error"] not in wanted:
+            return Verdict(False, f"{found['error']} is none of {wanted}\n{self.log()}")
         return Verdict(True, f"{found['test']} ({found['error']})")
 
-    def run(self, tests: tuple[str, ...], interpreted: bool, module: str) -> dict[str, Any]:
+    def run(self, tests: list[str], interpreted: bool, module: str) -> dict[str, Any]:
         """pytest's exit code, the file that ``module`` came from, and the first failure if any.
 
         The code is negative where a signal ended the run.

@@ -1,4 +1,4 @@
-"""Each planted fault is caught by the tests named for it, and they pass where there is none."""
+"""Each planted fault is caught by the test named for it, which passes where there is none."""
 
 import importlib.util
 import re
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.fault import ROOT, Fault
+from tests.faults.planted import FAULTS
 from tests.faults.suite import Suite
-from tests.faults.table import FAULTS
 
 CHECKS = "specpool/checks.py"
 TEST = "tests/test_checks.py::test_live_pairs_of_a_move"
@@ -41,8 +41,8 @@ def test_the_suite_catches(suite, fault):
 def test_without_a_fault_they_pass(suite, interpreted):
     """Else a test that always fails would catch everything."""
     needs_triton(interpreted)
-    tests = dict.fromkeys(t for f in FAULTS if f.interpreted == interpreted for t in f.tests)
-    assert suite.run(tuple(tests), interpreted, "specpool")["code"] == 0, suite.log()
+    tests = {f.test for f in FAULTS if f.interpreted == interpreted}
+    assert suite.run(sorted(tests), interpreted, "specpool")["code"] == 0, suite.log()
 
 
 def test_names_are_all_different():
@@ -64,7 +64,7 @@ def test_names_are_all_different():
 )
 def test_what_shows_no_fault(suite, was, becomes, says):
     before = (suite.tree / CHECKS).read_text()
-    verdict = suite.judge(Fault("a fault", CHECKS, was, becomes, (TEST,)))
+    verdict = suite.judge(Fault("a fault", CHECKS, was, becomes, TEST))
     assert not verdict.caught
     assert re.search(says, verdict.what), verdict.what
     assert (suite.tree / CHECKS).read_text() == before
@@ -74,18 +74,18 @@ def test_another_copy_of_the_product_shows_nothing(suite, monkeypatch):
     """As where an installed one came first."""
     found = {"code": 1, "stage": "call", "error": "AssertionError", "test": TEST}
     monkeypatch.setattr(suite, "run", lambda *args: found | {"imported": "/elsewhere/checks.py"})
-    verdict = suite.judge(Fault("a fault", CHECKS, "to != at", "to == at", (TEST,)))
+    verdict = suite.judge(Fault("a fault", CHECKS, "to != at", "to == at", TEST))
     assert verdict == (False, "the faulty file was not imported, but /elsewhere/checks.py")
 
 
 def test_a_test_that_is_not_there_shows_nothing(suite):
-    verdict = suite.judge(Fault("a fault", CHECKS, "to != at", "to == at", (f"{TEST}_",)))
+    verdict = suite.judge(Fault("a fault", CHECKS, "to != at", "to == at", f"{TEST}_"))
     assert not verdict.caught
     assert "no test failed" in verdict.what
 
 
 def test_what_shows_a_fault(suite):
-    verdict = suite.judge(Fault("a fault", CHECKS, "to != at", "to == at", (TEST,)))
+    verdict = suite.judge(Fault("a fault", CHECKS, "to != at", "to == at", TEST))
     assert verdict == (True, f"{TEST} (AssertionError)")
 
 
@@ -94,9 +94,9 @@ def test_a_snippet_must_occur_once(was, times):
     source = (ROOT / CHECKS).read_text()
     times = source.count(was) if times else 0
     with pytest.raises(ValueError, match=f"occurs {times} times in {CHECKS}, not once"):
-        Fault("a fault", CHECKS, was, "", (TEST,)).planted_in(source)
+        Fault("a fault", CHECKS, was, "", TEST).planted_in(source)
 
 
 def test_a_fault_must_change_something():
     with pytest.raises(ValueError, match="'a fault' changes nothing"):
-        Fault("a fault", CHECKS, "x", "x", (TEST,)).planted_in("x")
+        Fault("a fault", CHECKS, "x", "x", TEST).planted_in("x")
