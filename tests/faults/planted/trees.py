@@ -91,13 +91,13 @@ TREES = [
         "what a rejected child leaves is not renormalised",
         "p = torch.where(fails & (mass > 0), left / mass, p)",
         "p = torch.where(fails & (mass > 0), left, p)",
-        "test_verify_sampling.py::test_what_is_emitted_is_the_targets",
+        "test_verify_sampling.py::test_what_is_emitted_is_the_targets[drawn tree-plain]",
     ),
     _verify(
         "a rejected child may still be drawn",
         "left = own.masked_fill(tried[:, :vocab], 0.0)",
         "left = own",
-        "test_verify_sampling.py::test_what_is_emitted_is_the_targets",
+        "test_verify_sampling.py::test_what_is_emitted_is_the_targets[top-1 chain-plain]",
     ),
     _verify(
         "earlier siblings' chances are not taken off",
