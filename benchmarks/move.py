@@ -1,110 +1,181 @@
-"""How fast is a move against per-buffer torch indexing, in one run, on the same random data?
+"""How fast is a move against what others do, in one run, on the same random data?
 
-``accept``: windows of 16 slots, the root and three accepted entries in increasing positions; ours
-is ``move_accepted`` from the verifier's outputs, the peer indexes with the accepted pairs already
-worked out (all of them, and, to its advantage, only those that really move). ``random``: N pairs
-of distinct random slots.
+``accept``: windows of 16 slots, the root and three accepted entries in increasing positions;
+``specpool`` works from the verifier's outputs, peers get the pairs already worked out (all of them
+or, to their advantage, those that really move). ``tree``: windows of draft trees in use, a random
+number of steps accepted. ``random``: N pairs of random slots. Inputs take turns, so that a call
+does not find the rows of the last one in a cache. All who move are verified before they are timed.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any
 
 import torch
 
-from benchmarks.measure import interleaved, spread, write
-from benchmarks.shapes import SHAPES, rows_of
-from specpool import RowMover
+from benchmarks.cases import Accept, Input, Pairs, accept_windows, random_pairs, tree_windows
+from benchmarks.measure import (
+    copy_rate,
+    extra_bytes,
+    interleaved,
+    launches,
+    on_the_gpu,
+    spread,
+    write,
+)
+from benchmarks.peers import Mover, everyone, index_buffers
+from benchmarks.shapes import SHAPES
+from benchmarks.targets import SLOTS, TARGETS, checks
+from specpool_kernels.shapes import TREES, Tree
 
-WINDOW, ACCEPTED = 16, 4
-# design targets on the CPU: the least ratio against torch indexing
-TARGETS = {("accept", n): 3.0 for n in (1, 4, 16)} | {("accept", n): 1.3 for n in (64, 256)}
-TARGETS |= {("random", n): 3.0 for n in (1, 4, 16)}
-TARGETS |= {("random", n): 1.0 for n in (64, 256, 1024, 2048)}
-
-
-class Accept(NamedTuple):
-    """A verifier's answer and, for the peers, the pairs it stands for."""
-
-    out_cache_loc: torch.Tensor
-    accept_index: torch.Tensor
-    accept_len: torch.Tensor
-    tgt: torch.Tensor
-    src: torch.Tensor
-
-
-def accept_windows(bs: int, slots: int, device: str, generator: torch.Generator) -> Accept:
-    """Windows of neighbouring slots at random places, every one with the root + 3 accepted."""
-    starts = torch.randperm(slots // WINDOW, generator=generator)[:bs] * WINDOW
-    window = starts[:, None] + torch.arange(WINDOW)
-    order = torch.rand(bs, WINDOW - 1, generator=generator).argsort(1)[:, : ACCEPTED - 1]
-    nodes = torch.cat((torch.zeros(bs, 1, dtype=torch.long), order.sort(1).values + 1), 1)
-    index = nodes + torch.arange(bs)[:, None] * WINDOW
-    src, tgt = window.gather(1, nodes), window[:, :ACCEPTED]
-    length = torch.full((bs,), ACCEPTED, dtype=torch.int32)
-    parts = (window, index.int(), length, tgt.reshape(-1), src.reshape(-1))
-    return Accept(*(part.to(device) for part in parts))
+__all__ = ["TARGETS", "Accept", "accept_windows", "index_buffers"]
+INPUTS = 4
+BATCHES = (1, 8, 64, 512)
+QUICK = [("accept", n, None) for n in (1, 16, 256)] + [("random", 64, None)]
 
 
-def index_buffers(buffers: list[torch.Tensor], tgt: torch.Tensor, src: torch.Tensor) -> None:
-    """The peer: one gather and one scatter a buffer."""
-    for buffer in buffers:
-        buffer[tgt] = buffer[src]
+def all_cases(slots: int, quick: bool) -> list[tuple[str, int, Tree | None]]:
+    """Kind, requests or pairs, tree; what does not fit the slots is left out."""
+    wanted: list[tuple[str, int, Tree | None]] = [(kind, n, None) for kind, n in TARGETS]
+    wanted += [("accept", 512, None)]
+    wanted += [("tree", bs, tree) for tree in TREES for bs in BATCHES]
+    if quick:
+        wanted = [*QUICK, ("tree", 16, TREES[0])]
+    window = {"accept": 16, "random": 1}
+    return [(k, n, t) for k, n, t in wanted if n * (t.drafts if t else window[k]) <= slots]
 
 
-def case(kind: str, n: int, mover: RowMover, buffers: list[torch.Tensor], device: str) -> Any:
-    """Interleaved times of ours and the peers."""
-    slots = buffers[0].shape[0]
+def inputs_of(kind: str, n: int, tree: Tree | None, slots: int, device: str) -> list[Input]:
+    """Inputs of one kind, at different slots."""
     generator = torch.Generator().manual_seed(n)
-    if kind == "accept":
-        given = accept_windows(n, slots, device, generator)
-        tgt, src = given.tgt, given.src
-        moving = tgt != src
-        live = tgt[moving], src[moving]
-        calls = {
-            "specpool": lambda: mover.move_accepted(*given[:3]),
-            "torch indexing": lambda: index_buffers(buffers, tgt, src),
-            "torch indexing, moving pairs": lambda: index_buffers(buffers, *live),
-        }
-    else:
-        tgt = torch.randperm(slots, generator=generator)[:n].to(device)
-        src = torch.randperm(slots, generator=generator)[:n].to(device)
-        calls = {
-            "specpool": lambda: mover.move(tgt, src),
-            "torch indexing": lambda: index_buffers(buffers, tgt, src),
-        }
-    return interleaved(calls, device)
+
+    def one() -> Accept | Pairs:
+        if kind == "random":
+            return random_pairs(n, slots, device, generator)
+        if tree is None:
+            return accept_windows(n, slots, device, generator)
+        return tree_windows(tree, n, slots, device, generator)
+
+    return [Input.of(one()) for _ in range(INPUTS)]
+
+
+def verify(mover: Mover, given: Input) -> None:
+    """One call moves the right rows, in every buffer, and leaves others as they are."""
+    views = [row.view() for row in mover.rows]
+    if not views:
+        return
+    case, slots = given.case, views[0].shape[0] * views[0].shape[1]
+    tgt, src = case.tgt[:200], case.src[:200]
+    others = torch.arange(0, slots, max(1, slots // 100), device=tgt.device)
+    others = others[~torch.isin(others, case.tgt)]
+
+    def rows(slot: torch.Tensor) -> list[torch.Tensor]:
+        return [v[slot // v.shape[1], slot % v.shape[1]] for v in views]
+
+    wanted = rows(torch.cat((src, others)))
+    mover.move(given)
+    for before, after in zip(wanted, rows(torch.cat((tgt, others))), strict=True):
+        if not torch.equal(before, after):
+            raise AssertionError(f"{mover.name} moved wrongly")
+
+
+def in_turn(mover: Mover, inputs: list[Input]) -> Callable[[], object]:
+    """A call that moves the next input each time."""
+    turn = cycle(inputs)
+    return lambda: mover.move(next(turn))
+
+
+def measure(
+    kind: str, n: int, tree: Tree | None, movers: list[Mover], facts: dict[str, Any], quick: bool
+) -> dict[str, Any]:
+    """Times, memory, launches and ratios of one case."""
+    device = facts["device"]
+    inputs = inputs_of(kind, n, tree, facts["slots"], device)
+    if kind == "random":
+        movers = [m for m in movers if m.name != "specpool, pairs given"]
+    for mover in movers:
+        verify(mover, inputs[0])
+    calls = {m.name: in_turn(m, inputs) for m in movers}
+    seconds = interleaved(calls, device, 0.5 if quick else 2.0)
+    result: dict[str, Any] = {"kind": kind, "n": n}
+    if tree is not None:
+        result["tree"] = list(tree)
+    pairs = sum(len(x.tgt) for x in inputs) / len(inputs)
+    result |= {
+        "moving_pairs": pairs,
+        "most_moving_pairs": max(len(x.tgt) for x in inputs),
+        "bytes": 2 * pairs * facts["bytes_per_slot"],
+        "seconds": {name: spread(times) for name, times in seconds.items()},
+    }
+    if device == "cuda":
+        result["gpu_seconds"] = {k: spread(v) for k, v in on_the_gpu(calls).items()}
+    clock = result.get("gpu_seconds", result["seconds"])
+    ours, part = clock["specpool"]["median"], clock.get("specpool, main K/V")
+    result["ratios"] = {
+        name: s["median"] / (part["median"] if part and name.endswith("main K/V") else ours)
+        for name, s in clock.items()
+        if not name.startswith("specpool")
+    }
+    result["copy_rate_share"] = (
+        result["bytes"] / ours / facts["copy_bytes_per_second"]["median"] if pairs else None
+    )
+    result["extra_bytes"] = {name: extra_bytes(call, device) for name, call in calls.items()}
+    result["launches"] = {m.name: count(m, calls[m.name], device) for m in movers}
+    return result
+
+
+def count(mover: Mover, call: Any, device: str) -> int:
+    """CUDA: what the device was told to run. CPU: PyTorch operators; ours, backend invocations."""
+    if device == "cuda" or mover.launches is None:
+        return launches(call, device)
+    before = mover.launches()
+    call()
+    return mover.launches() - before
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="minimax-m3")
-    parser.add_argument("--slots", type=int, default=8192)
+    parser.add_argument("--slots", type=int, help="8,192, on CUDA 32,768 when not given")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--out", default="benchmarks/results/move-{device}.json")
+    parser.add_argument("--quick", action="store_true", help="few cases, less time for each")
+    parser.add_argument("--out", help="benchmarks/results/move-SHAPE-DEVICE.json when not given")
     args = parser.parse_args()
-    built = SHAPES[args.shape].build(args.slots, args.device)
-    buffers = [buffer.tensor for buffer in built]
-    mover = RowMover(rows_of(built))
-    print(f"{args.shape}: {len(buffers)} buffers of {args.slots} slots on {args.device}")
-    print(
-        f"{'case':>14}  {'specpool':>11}  ratio to torch indexing (all pairs, moving pairs), target"
-    )
+    slots = args.slots or (SLOTS if args.device == "cpu" else 4 * SLOTS)
+    buffers = SHAPES[args.shape].build(slots, args.device)
+    movers = everyone(buffers, slots, args.device)
+    facts = {
+        "shape": args.shape,
+        "device": args.device,
+        "slots": slots,
+        "buffers": len(buffers),
+        "bytes_per_slot": SHAPES[args.shape].model.bytes_per_slot,
+        "widest_row": max(max(b.kind.widths) for b in buffers),
+        "copy_bytes_per_second": copy_rate(args.device),
+    }
+    rate = facts["copy_bytes_per_second"]["median"] / 1e9
+    print(f"{args.shape}: {len(buffers)} buffers of {slots:,} slots on {args.device}; a plain copy "
+          f"reads and writes {rate:,.1f} GB/s")  # fmt: skip
     results = []
-    for kind, n in TARGETS:
-        times = case(kind, n, mover, buffers, args.device)
-        result = {"kind": kind, "n": n, "seconds": {k: spread(v) for k, v in times.items()}}
-        ours = result["seconds"]["specpool"]["median"]
-        result["ratios"] = {
-            k: v["median"] / ours for k, v in result["seconds"].items() if k != "specpool"
-        }
+    for kind, n, tree in all_cases(slots, args.quick):
+        result = measure(kind, n, tree, movers, facts, args.quick)
         results.append(result)
-        ratios = "  ".join(f"{r:6.2f}x" for r in result["ratios"].values())
-        target = f"{TARGETS[kind, n]}x" if args.device == "cpu" else ""
-        print(f"{kind:>8} {n:>5}  {ours * 1e6:8.0f} us  {ratios:<16}  {target}", flush=True)
-    write(args.out.format(device=args.device), results)
+        name = kind if tree is None else f"tree {tree.steps},{tree.topk},{tree.drafts}"
+        time = result.get("gpu_seconds", result["seconds"])["specpool"]["median"]
+        print(f"{name:>14} {n:>5}  {time * 1e6:9,.0f} us  extra "
+              f"{result['extra_bytes']['specpool']:>10,} B")  # fmt: skip
+        for peer, ratio in result["ratios"].items():
+            print(f"{'':>24}{ratio:7.2f}x  {peer}")
+        for check in checks(result, facts):
+            verdict = "met" if check.met else "NOT MET"
+            print(f"{'':>24}{check.got:7,.2f}{check.unit}  {check.against}: wanted "
+                  f"{check.wanted:,g}{check.unit}, {verdict}", flush=True)  # fmt: skip
+    out = args.out or f"benchmarks/results/move-{args.shape}-{args.device}.json"
+    write(out, results, **facts)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,8 +164,11 @@ def no_gpu(folder: Path) -> Iterator[StubDriver]:
         folder: an empty one, for the stub and for Triton's cache.
 
     Raises:
-        RuntimeError: there is a GPU, whose driver the launcher would find instead.
+        RuntimeError: there is a GPU, whose driver the launcher would find instead, or no C
+            compiler.
     """
+    if shutil.which("cc") is None:
+        raise RuntimeError("Triton's launcher is built with a C compiler, and there is no cc")
     if torch.cuda.is_available():
         raise RuntimeError("the stub stands in for a driver only where there is no GPU")
     (folder / "cuda.c").write_text(_SOURCE)

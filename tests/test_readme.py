@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import report
+
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
@@ -26,3 +28,18 @@ def test_docstring_examples_run(module):
     result = doctest.testmod(importlib.import_module(module))
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_the_speeds_are_the_measured_ones():
+    """`make bench` measures anew, and writes the table; the words around it name the versions."""
+    measured = report.load(report.HERE / "results")["move-minimax-m3-cpu"]
+    assert "\n".join(report.readme_table(measured)) in README
+    for name in ("python", "torch", "numpy"):
+        assert measured["machine"][name] in README
+
+
+def test_the_report_is_of_the_results_that_are_there():
+    results = report.HERE / "results"
+    found = report.load(results)
+    plots = [name for name in found if (results / f"{name}.png").exists()]
+    assert report.report(found, plots) == (report.HERE / "RESULTS.md").read_text()
