@@ -113,7 +113,7 @@ def _lines(cases: list[tuple[Key, str]]) -> Iterator[Line]:
         yield from pool.map(line, cases)
 
 
-_COLUMNS = "{:<19} {:>4} {:<6} {:>3} {:<14} {:<11} {:>4} {:>6} {:>6} {:<7} {:>5} {:>5} {:>6} {:>8}"
+_COLUMNS = "{:<19} {:>4} {:<6} {:>3} {:<17} {:<8} {:>4} {:>6} {:>6} {:<7} {:>5} {:>5} {:>6} {:>8}"
 _HEAD = _COLUMNS.format(
     "kernel", "rows", "target", "cls", "table", "locs", "regs", "shared", "spills", "widths",
     "instr", "loads", "stores", "barriers",
