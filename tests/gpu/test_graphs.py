@@ -260,3 +260,22 @@ def test_a_captured_mover_keeps_its_rows_and_its_scratch():
     ):
         with pytest.raises(RuntimeError, match="captured"):
             change()
+
+
+@pytest.mark.gpu
+def test_a_validated_mover_counts_during_a_capture(monkeypatch):
+    """Values cannot be read then; outside of it they are judged as ever."""
+    monkeypatch.setenv("SPECPOOL_CHECK", "1")
+    key = torch.arange(48.0, device="cuda").view(12, 4)
+    mover = RowMover(rows_from(key))
+    mover.reserve(2)
+    tgt, src = torch.tensor([0, 1], device="cuda"), torch.tensor([5, 12], device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mover.move(tgt, src)
+    graph.replay()
+    assert key[:2, 0].tolist() == [20, 4]
+    with pytest.raises(IndexError, match="1 pairs named slots outside"):
+        mover.check()
+    with pytest.raises(IndexError, match="src_loc holds slot 12"):
+        mover.move(tgt, src)
