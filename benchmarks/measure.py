@@ -141,8 +141,11 @@ class _Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def launches(call: Callable[[], object], device: str) -> int:
-    """Kernels, copies and fills that a call starts on CUDA; on a CPU PyTorch operators it runs."""
+def launches(call: Callable[[], object], device: str) -> int | None:
+    """Kernels, copies and fills that a call starts on CUDA; on a CPU PyTorch operators it runs.
+
+    None where the profiler may not watch the device: then it sees nothing.
+    """
     call()
     if device == "cuda":
         torch.cuda.synchronize()
@@ -150,7 +153,7 @@ def launches(call: Callable[[], object], device: str) -> int:
             call()
             torch.cuda.synchronize()
         on_device = torch.autograd.DeviceType.CUDA
-        return sum(e.device_type == on_device for e in seen.events() or ())
+        return sum(e.device_type == on_device for e in seen.events() or ()) or None
     with _Operators() as operators:
         call()
     return operators.count

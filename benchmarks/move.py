@@ -117,7 +117,7 @@ def measure(
     result["ratios"] = {
         name: s["median"] / (part["median"] if part and name.endswith("main K/V") else ours)
         for name, s in clock.items()
-        if not name.startswith("specpool")
+        if not name.startswith("specpool") and name != "empty launch"
     }
     result["copy_rate_share"] = (
         result["bytes"] / ours / facts["copy_bytes_per_second"]["median"] if pairs else None
@@ -127,7 +127,7 @@ def measure(
     return result
 
 
-def count(mover: Mover, call: Any, device: str) -> int:
+def count(mover: Mover, call: Callable[[], object], device: str) -> int | None:
     """CUDA: what the device was told to run. CPU: PyTorch operators; ours, backend invocations."""
     if device == "cuda" or mover.launches is None:
         return launches(call, device)

@@ -91,11 +91,15 @@ def move_section(name: str, of: Results, plots: list[str]) -> list[str]:
         time = r.get("gpu_seconds", r["seconds"])["specpool"]
         row = [case_name(r), f"{r['moving_pairs']:,.0f}" if "moving_pairs" in r else ""]
         share = r.get("copy_rate_share")
-        row += [microseconds(time), f"{100 * share:.0f}%" if share else ""]
+        row.append(microseconds(time))
+        if of["device"] == "cuda":
+            row.append(microseconds(r["seconds"]["specpool"]))
+        row.append(f"{100 * share:.0f}%" if share else "")
         row.append(f"{r['extra_bytes']['specpool'] / 1024:,.0f} KiB" if "extra_bytes" in r else "")
         row += [f"{r['ratios'][p]:.2f}x" if p in r["ratios"] else "" for p in peers]
         rows.append(row)
-    head = ["work", "moving pairs", "specpool", "of the copy rate", "extra memory"]
+    clocks = ["specpool, device", "until it is done"] if of["device"] == "cuda" else ["specpool"]
+    head = ["work", "moving pairs", *clocks, "of the copy rate", "extra memory"]
     lines += table([*head, *peers], rows)
     if any("launches" in r for r in of["results"]):
         lines += ["", *launch_counts(of)]
@@ -117,7 +121,7 @@ def move_section(name: str, of: Results, plots: list[str]) -> list[str]:
 
 def launch_counts(of: Results) -> list[str]:
     """Launches of each way to move, which are the same in every case but the empty ones."""
-    counts = {k: v for r in of["results"] for k, v in r["launches"].items()}
+    counts = {k: v for r in of["results"] for k, v in r["launches"].items() if v is not None}
     kind = "Launches" if of["device"] == "cuda" else "Backend invocations, or PyTorch operators"
     return [f"{kind}: " + "; ".join(f"{name} {count}" for name, count in counts.items()) + "."]
 
