@@ -44,12 +44,11 @@ def everyone(buffers: list[Buffer], slots: int, device: str) -> list[Mover]:
 
     Args:
         buffers: of one shape, as ``Shape.build`` returns them.
-        slots: of the buffers, and the most pairs a call will have.
+        slots: of the buffers.
         device: ``"cpu"`` or ``"cuda"``.
     """
     rows = rows_of(buffers)
     mover = RowMover(rows)
-    mover.reserve(slots)
 
     movers = [
         Mover("specpool", _fused(mover), rows, lambda: mover.launches),
@@ -141,7 +140,6 @@ def _sglang(main: list[Buffer], others: list[Buffer], slots: int, device: str) -
     for buffer, given in zip(theirs, main, strict=True):
         buffer.copy_(given.tensor)
     ours = RowMover(rows_of(main))
-    ours.reserve(slots)
 
     def sglang(native: bool, rest: list[Buffer]) -> Callable[[Input], None]:
         def move(given: Input) -> None:

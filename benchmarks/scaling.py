@@ -41,14 +41,12 @@ def sweeps(device: str, quick: bool) -> Iterator[tuple[str, list[int], Callable[
     """Name, what it takes on, and what makes a call of one of these."""
 
     def moving(mover: RowMover, n: int, slots: int) -> Callable[[], None]:
-        mover.reserve(n)
         tgt, src = pairs(n, slots, device)
         return lambda: mover.move(tgt, src)
 
     def accepting(mover: RowMover, bs: int) -> Callable[[], None]:
         generator = torch.Generator().manual_seed(bs)
         given = tree_windows(TREES[0], bs, SLOTS, device, generator)
-        mover.reserve(given.accept_index.numel())
         return lambda: mover.move_accepted(*given[:3])
 
     whole = build(BUFFERS, SLOTS, device)

@@ -174,17 +174,9 @@ class TritonMove:
                 self._prepared[key] = prepare(kernel, compiled, pointers, numbers, constants)
 
     def _constants(self, variant: plan.Variant) -> dict[str, int | bool]:
-        constants: dict[str, int | bool] = {
-            "R": variant.rows,
-            "SPLIT": variant.split,
-            "CLASSES": self._table.classes,
-            "PAGED": self._table.paged,
-            "MAPPED": self._table.mapped,
-            "WAIT": self._wait,
-        }
-        if variant.kernel == "move_rows":
-            constants["COPY"] = self._table.copy
-        return constants
+        table = self._table  # types of locs are no constants
+        key = plan.Key(variant, table.classes, table.paged, table.mapped, table.copy, locs=())
+        return {**key.constants(), "WAIT": self._wait}
 
 
 def move_is_interpreted() -> bool:
