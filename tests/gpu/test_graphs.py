@@ -8,7 +8,7 @@ from specpool.rows import rows_from
 from specpool.spec import DraftTree, verify_greedy
 from tests import oracle
 from tests.gpu.gpu import allocations, captured, other_stream
-from tests.moves.conftest import On, same_bytes
+from tests.moves.places import On, same_bytes
 from tests.oracle import hnd, nhd
 
 BS, ENTRIES, WINDOW, SLOTS = 4, 4, 8, 48

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from specpool_kernels import move
 from tests import oracle
 from tests.gpu.gpu import compiled_kernels
-from tests.moves.conftest import On, same_bytes
+from tests.moves.places import On, same_bytes
 from tests.oracle import nhd
 
 SLOTS = 3000
@@ -53,8 +54,6 @@ def test_200_steps_compile_nothing_new():
 @pytest.mark.gpu
 def test_a_kernel_that_is_new_is_counted(monkeypatch):
     """The counter itself: caches that forget compile, or load, the next kernel anew."""
-    from specpool_kernels import move
-
     gpu = On("cuda", "triton")
     move.move_rows.device_caches.clear()
     for index in range(2):

@@ -5,7 +5,7 @@ import pytest
 from specpool.mover import RowMover
 from specpool_kernels import launch
 from tests.gpu.races import WIDTHS, lost_rows, without_barriers
-from tests.moves.conftest import On
+from tests.moves.places import On
 
 ROWS = [16, 64, 256, 1024, 4096, 6000]
 

@@ -5,7 +5,7 @@ import torch
 
 from tests import oracle
 from tests.gpu.gpu import busy, other_stream
-from tests.moves.conftest import same_bytes
+from tests.moves.places import same_bytes
 from tests.oracle import nhd
 
 COUNT = 2000

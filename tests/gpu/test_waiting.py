@@ -8,6 +8,7 @@ from specpool.allocator import PagedSlotAllocator
 from specpool.request_table import RequestTable
 from specpool.spec import DraftTree, commit, verify_greedy, verify_sampling
 from tests.gpu.gpu import allocations, synchronisations
+from tests.moves.places import On
 from tests.oracle import nhd
 from tests.spec.test_verify_no_sync import NoReads
 
@@ -71,8 +72,6 @@ def test_no_value_is_read(on, call, monkeypatch):
 
 @pytest.mark.gpu
 def test_a_wait_is_seen():
-    from tests.moves.conftest import On
-
     gpu = On("cuda", "triton")
     values = torch.arange(3, device="cuda")
     for wait in (lambda: values.tolist(), lambda: values[0].item(), lambda: values.nonzero()):
