@@ -75,12 +75,12 @@ if "$python" -c 'import pytest, hypothesis' 2>/dev/null; then
     if "$python" -c 'import xdist' 2>/dev/null; then
         what+=(-n "$workers" --dist loadfile)
     fi
-    step tests 120 "$python" -m pytest -q -p no:cacheprovider --junitxml "$out/tests.xml" \
+    step tests 110 "$python" -m pytest -q -p no:cacheprovider --junitxml "$out/tests.xml" \
         "${what[@]}"
 else
-    step exercise 120 "$python" -m tests.gpu.exercise "$device"
+    step exercise 110 "$python" -m tests.gpu.exercise "$device"
 fi
-step move 45 "$python" -m benchmarks.move --device "$device" --quick --out "$out/move.json"
+step move 55 "$python" -m benchmarks.move --device "$device" --quick --out "$out/move.json"
 step scaling 35 "$python" -m benchmarks.scaling --device "$device" --quick --out "$out/scaling.json"
 step launch 25 "$python" -m benchmarks.launch --device "$device" --quick --out "$out/launch.json"
 
