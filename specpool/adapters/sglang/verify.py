@@ -69,9 +69,9 @@ class _Verifier:
         spec, requests = batch.spec_info, batch.seq_lens.shape[0]
         drafts = spec.draft_token_num
         prepared = self._shape(backend, requests, drafts)
-        longest = int(batch.seq_lens_cpu.max()) + drafts
+        lengths = batch.seq_lens_cpu.tolist()
         # what a graph bakes in must hold for the longest batch that it is replayed for
-        limit = self.rows.width if in_capture else min(longest, self.rows.width)
+        limit = self.rows.width if in_capture else min(max(lengths) + drafts, self.rows.width)
         slots = batch.out_cache_loc
         tree = TreeBatch(
             batch.req_pool_indices,
@@ -80,7 +80,7 @@ class _Verifier:
             batch.positions,
             batch.positions[:0] if slots is None else slots,
         )
-        _check_mask(spec, tree, batch.seq_lens_cpu, drafts)
+        _check_mask(spec, tree, lengths, drafts)
         self.rows.write(prepared.bucket, tree, limit)
         prepared.backend._max_seqlen_k = limit
         self._prepared = prepared
@@ -183,15 +183,15 @@ def _verifying(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward_extend
 
 
-def _check_mask(spec: Any, tree: TreeBatch, lengths: torch.Tensor, drafts: int) -> None:
-    """Refuse whatever is no mask in the FULL_MASK layout; ``lengths`` are on the host."""
+def _check_mask(spec: Any, tree: TreeBatch, lengths: list[int], drafts: int) -> None:
+    """Refuse whatever is no mask in the FULL_MASK layout, by what the host knows of it."""
     kind = spec.spec_input_type.name
     if kind not in _INPUTS:
         raise UnsupportedAccess(f"specpool verifies {' and '.join(_INPUTS)}, not {kind}")
     live = tree.out_cache_loc.shape[0] // drafts
     if live == 0:
         return
-    least = (int(lengths[:live].sum()) + live * drafts) * drafts
+    least = (sum(lengths[:live]) + live * drafts) * drafts
     mask = tree.mask
     if mask is None or mask.dtype != torch.bool or mask.dim() != 1 or mask.shape[0] < least:
         given = "None" if mask is None else f"{mask.dtype} {list(mask.shape)}"
