@@ -31,7 +31,8 @@ def check(tmp_path):
     out = tmp_path / "results"
 
     def run(**settings):
-        answers = {"TESTS": "0", "MOVE": "0", "NO_GPU": "0", "NO_PYTEST": "0", "WORKERS": "3"}
+        answers = {"TESTS": "0", "MOVE": "0", "NO_GPU": "0", "NO_PYTEST": "0"}
+        answers |= {"WORKERS": "3", "DEVICE": "cuda"}
         done = subprocess.run(
             [str(ROOT / "benchmarks" / "gpu_check.sh")],
             env={**os.environ, **answers, "OUT": str(out), "PYTHON": str(python), **settings},
