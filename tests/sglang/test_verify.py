@@ -156,20 +156,31 @@ def test_a_step_in_another_form_is_refused(verifying, form, words):
     assert error is None if words is None else words in error
 
 
-def test_without_the_plugin_a_verify_step_crashes(without):
+def test_without_the_plugin_a_verify_step_crashes():
     """What SGLang 0.5.23 does: the first of its three failures."""
-    assert without(run, "crash") == ("AttributeError: 'NoneType' object has no attribute 'device'")
+    with Engine(plugins=False) as engine:
+        error = engine(run, "crash")
+    assert error == "AttributeError: 'NoneType' object has no attribute 'device'"
 
 
-def test_with_verification_off_the_backend_is_refused(default):
-    error = default(run, "built")
+def test_with_verification_off_the_backend_is_refused():
+    with Engine() as engine:
+        error = engine(run, "built")
     assert error.startswith("UnsupportedAccess: specpool refuses --speculative-algorithm EAGLE")
     assert f"it is not turned on ({ENABLE}=1 does)" in error
+
+
+def test_unsafe_leaves_the_crash_as_it_is():
+    """An override serves nothing: what is not verified rightly is not verified here."""
+    with Engine(SPECPOOL_SGLANG_UNSAFE="1") as engine:
+        assert engine(run, "crash").startswith("AttributeError: 'NoneType' object")
 
 
 def test_the_installed_sglang_is_the_one_that_was_tested(verifying):
     assert verifying(run, "unknown_parts") == []
     assert verifying(run, "built") is None
+    said = [line for line in verifying.log() if "verifies drafts" in line]
+    assert said[-1].endswith("rows of 56 nodes and 640 slots, 0 MiB on cpu")
 
 
 def test_another_source_is_refused(verifying):
