@@ -40,7 +40,7 @@ bench: $(VENV)/bench.stamp $(SGLANG_VENV)/test.stamp
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.launch
 	$(WITH_SGLANG) -W ignore -m benchmarks.sglang_accept
-	OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.spec_decode
+	OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.spec_decode --repeats 2
 	$(BIN)/python -m benchmarks.report
 
 clean:
