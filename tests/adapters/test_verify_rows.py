@@ -152,9 +152,11 @@ def test_the_count_of_allocations_sees_one():
     assert allocations.count == 3
 
 
-def test_a_batch_beyond_the_rows_is_refused_with_the_numbers():
-    with pytest.raises(ValueError, match="6 requests of 5 drafts need 30 rows, and 25"):
-        TreeRows(TABLE, REQUESTS, DRAFTS).bucket(6, 5)
+@pytest.mark.parametrize(("requests", "drafts"), [(6, 5), (1, 6)])
+def test_a_batch_beyond_the_rows_is_refused_with_the_numbers(requests, drafts):
+    numbers = f"{requests} requests of {drafts} drafts need {requests * drafts} rows, and 25 .* 5"
+    with pytest.raises(ValueError, match=numbers):
+        TreeRows(TABLE, REQUESTS, DRAFTS).bucket(requests, drafts)
 
 
 def test_bytes_of_rows():

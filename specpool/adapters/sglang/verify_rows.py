@@ -66,7 +66,7 @@ class TreeRows:
 
     def __init__(self, req_to_token: torch.Tensor, requests: int, drafts: int) -> None:
         device, self.width = req_to_token.device, req_to_token.shape[1]
-        self.count = requests * drafts
+        self.count, self.drafts = requests * drafts, drafts
         self._req_to_token = req_to_token
 
         def made(count: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -94,13 +94,13 @@ class TreeRows:
         """The views for a batch of ``requests`` trees of ``drafts`` nodes.
 
         Raises:
-            ValueError: more rows than were allocated.
+            ValueError: more rows, or larger trees, than were allocated for.
         """
         count = requests * drafts
-        if count > self.count:
+        if count > self.count or drafts > self.drafts:
             raise ValueError(
                 f"{requests} requests of {drafts} drafts need {count} rows, and {self.count} were "
-                "allocated"
+                f"allocated, for {self.drafts} drafts a request at most"
             )
         return Bucket(self._slots[:count], self._numbers[:count], self._lens[:count])
 
