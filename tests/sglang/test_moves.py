@@ -18,7 +18,7 @@ CASES = cases()
 BACKENDS = ("cpu", "triton")
 SERVED = [name for name, case in CASES.items() if case.served in ("default", "all")]
 MOVED = [name for name, case in CASES.items() if case.served != "never"]
-few = hypothesis.settings(max_examples=12, derandomize=True)
+few = hypothesis.settings(max_examples=8, derandomize=True)
 
 
 def shuffled(name: str, seed: int = 0) -> tuple[list[int], list[int]]:

@@ -71,7 +71,7 @@ def models(tmp_path_factory):
     return {name: str(path) for name, path in found.items()}
 
 
-def resolve(model, arguments, hip=False):
+def resolve(model, arguments, platform=()):
     """Arguments resolved as the launcher does it; what was raised, None where nothing was."""
     from sglang.srt.runtime_context import override_platform
     from sglang.srt.server_args import ServerArgs
@@ -79,7 +79,7 @@ def resolve(model, arguments, hip=False):
     given = {"model_path": model, "device": "cuda", "skip_tokenizer_init": True} | arguments
     if arguments.get("speculative_algorithm", "").startswith("EAGLE"):
         given["speculative_draft_model_path"] = model
-    with override_platform(is_hip=hip):
+    with override_platform(**dict.fromkeys(platform, True)):
         try:
             ServerArgs(**given).resolve_once()
         except Exception as error:
@@ -107,8 +107,16 @@ def test_what_works_is_not_refused(default, models):
 
 
 def test_rocm_is_sglang_s_own_matter(default, models):
-    error = default(resolve, models["minimax"], NGRAM, True)
+    error = default(resolve, models["minimax"], NGRAM, ["is_hip"])
     assert error is None or "specpool" not in error
+
+
+def test_the_message_names_the_algorithms_of_the_nvfp4_stack(default, models):
+    nvfp4 = NGRAM | {"quantization": "minimax_m3_nvfp4"}
+    theirs = default(resolve, models["minimax"], nvfp4, ["is_blackwell"])
+    assert "NVFP4 only supports DSPARK or DFLASH" in theirs
+    assert "specpool" not in theirs
+    assert "(DSPARK, DFLASH)" in default(resolve, models["minimax"], NGRAM)
 
 
 def test_unsafe_overrides_it_loudly(models):
