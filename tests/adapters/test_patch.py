@@ -1,11 +1,12 @@
 """Patches on modules that stand for an engine's: found, compared, set, read back, rebound."""
 
+import functools
 import sys
 import types
 
 import pytest
 
-from specpool.adapters.sglang.patch import Patch, apply, examine
+from specpool.adapters.sglang.patch import Patch, apply, examine, is_replacement
 
 PARAMETERS = ("self", "tgt_loc", "src_loc")
 
@@ -19,6 +20,8 @@ class Pool(Base):
     def move(self, tgt_loc, src_loc):
         return "engine's"
 
+    value = property(lambda self: None)
+
 
 def function(batch):
     return "engine's"
@@ -28,7 +31,7 @@ def function(batch):
 def engine(monkeypatch):
     """Two modules of an engine, the second of which imported the first's function by name."""
     pools, worker = types.ModuleType("sglang.pools"), types.ModuleType("sglang.worker")
-    pools.Pool = type("Pool", (Pool,), {"move": Pool.move})
+    pools.Pool = type("Pool", (Pool,), {"move": Pool.move, "value": Pool.value})
     pools.function = worker.function = function
     for module in (pools, worker):
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -76,6 +79,7 @@ def test_a_function_is_replaced_where_it_was_imported_by_name(engine):
         ("sglang.pools:Pool.move", ("self", "src_loc", "tgt_loc"), "its parameters are"),
         ("sglang.pools:Pool.move", None, "of its own by now"),
         ("sglang.pools:Pool.gone", PARAMETERS, "has no gone"),
+        ("sglang.pools:Pool.value", ("self",), "is no function"),
         ("sglang.pools:Other.move", PARAMETERS, "was not found"),
         ("sglang.gone:Pool.move", PARAMETERS, "was not found"),
     ],
@@ -95,3 +99,22 @@ def test_what_cannot_be_read_back_is_told(engine):
 
     engine.Pool = Stubborn("Pool", (), {"move": Pool.move})
     assert "read back" in apply(Patch("sglang.pools:Pool.move", PARAMETERS, wrap)).reason
+
+
+def test_what_cannot_be_wrapped_is_told(engine):
+    def fails(original):
+        raise KeyError("what it needs is gone")
+
+    reason = apply(Patch("sglang.pools:Pool.move", PARAMETERS, fails)).reason
+    assert "could not be set" in reason
+    assert "what it needs is gone" in reason
+    assert engine.Pool().move(1, 2) == "engine's"
+
+
+def test_another_plugin_s_function_around_ours_is_not_ours(engine):
+    apply(Patch("sglang.pools:Pool.move", PARAMETERS, wrap))
+    ours = engine.Pool.move
+    assert is_replacement(ours)
+    assert not is_replacement(functools.wraps(ours)(lambda *args: ours(*args)))
+    assert not is_replacement(Pool.move)
+    assert not is_replacement(None)

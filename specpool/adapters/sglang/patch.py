@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 _MARK = "_specpool_original"
+_SELF = "_specpool_replacement"
 
 
 class Patch(NamedTuple):
@@ -46,7 +47,10 @@ def examine(patch: Patch) -> Outcome:
         owner, name = _find(patch.target)
     except Exception as error:  # whatever an engine's modules raise when they are imported
         return Outcome(patch.target, f"it was not found: {error!r}")
-    return Outcome(patch.target, _drift(patch, owner, name))
+    try:
+        return Outcome(patch.target, _drift(patch, owner, name))
+    except (TypeError, ValueError) as error:  # nothing that has a signature
+        return Outcome(patch.target, f"it is no function: {error}")
 
 
 def apply(patch: Patch) -> Outcome:
@@ -57,17 +61,31 @@ def apply(patch: Patch) -> Outcome:
     owner, name = _find(patch.target)
     if _is_ours(owner, name):
         return found
+    try:
+        return _set(patch, owner, name)
+    except Exception as error:  # one patch that fails takes no other with it
+        return Outcome(patch.target, f"it could not be set: {error!r}")
+
+
+def _set(patch: Patch, owner: Any, name: str) -> Outcome:
     original = getattr(owner, name, None)
     replacement = patch.wrap(original)
     if original is not None:
         replacement = functools.wraps(original)(replacement)
     setattr(replacement, _MARK, original)
+    setattr(replacement, _SELF, replacement)
     setattr(owner, name, replacement)
     if inspect.ismodule(owner):
         _rebind(name, original, replacement)
     if vars(owner).get(name) is not replacement:
         return Outcome(patch.target, "it was set, and something else was read back")
-    return found
+    return Outcome(patch.target, None)
+
+
+def is_replacement(function: Any) -> bool:
+    """Whether a function was set here, and no other plugin's stands around it or in its place."""
+    # functools.wraps copies a function's attributes to what wraps it
+    return function is not None and getattr(function, _SELF, None) is function
 
 
 def _find(target: str) -> tuple[Any, str]:
