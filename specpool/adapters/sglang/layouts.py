@@ -17,7 +17,7 @@ from specpool.rows import Rows, rows_from
 
 
 class LeftToSGLangError(UnsupportedAccess):
-    """The pool's storage is no rows, and SGLang's own move of it is right."""
+    """The pool's storage is no rows known here, and SGLang has a move of its own for it."""
 
 
 class Group(NamedTuple):
@@ -75,10 +75,13 @@ def parts_of(pool: Any) -> Iterator[Any]:
 
 def awaited_layers(pool: Any) -> Iterable[int]:
     """The places in a layer-transfer counter that the pool's getters wait for."""
+    # hybrid models: the counter knows the other layers too
     absolute = getattr(pool, "full_attention_layer_id_mapping", None)
-    if absolute is not None:  # hybrid models: the counter knows the other layers too
-        return [layer - pool.start_layer for layer in absolute]
-    return range(pool.layer_num)
+    if absolute is None:
+        absolute = getattr(pool, "layers_mapping", None)  # sliding-window models
+    if absolute is None:
+        return range(pool.layer_num)
+    return sorted(layer - pool.start_layer for layer in absolute)
 
 
 def class_name(pool: Any) -> str:
@@ -88,6 +91,7 @@ def class_name(pool: Any) -> str:
 
 _OFF = "turn speculative decoding off, or trees with --speculative-eagle-topk 1"
 _ON_HOST = "HiSparse keeps copies of its rows on the host, which a move on the device cannot see"
+_SPREAD = "decode context parallelism spreads a request's slots over several ranks"
 _SUB_POOLS = (
     "full_kv_pool",
     "swa_kv_pool",
@@ -111,6 +115,8 @@ def _left(pool: Any, why: str) -> LeftToSGLangError:
 def _mha(pool: Any) -> list[Group]:
     if pool.layer_num == 0:
         return []
+    if _ranks() > 1:
+        raise _left(pool, _SPREAD)
     if getattr(pool, "native_k_scale_buffer", None) is not None:
         raise _left(pool, "native FP4 scales are swizzled, which is no row a slot")
     has_scales = getattr(pool, "k_scale_buffer", None) is not None
@@ -140,17 +146,14 @@ def _mxfp8(pool: Any) -> list[Group]:
 
 
 def _k_only(pool: Any) -> list[Group]:
+    if _ranks() > 1:
+        raise _refusal(pool, _SPREAD, "start with --dcp-size 1")
     return [Group("K", pool.k_buffer)]
 
 
 def _mla(pool: Any) -> list[Group]:
-    span = pool._write_loc_dcp_span
-    if span != 1:
-        raise _refusal(
-            pool,
-            f"decode context parallelism spreads its slots over {span} ranks",
-            "start with one",
-        )
+    if _ranks() > 1 and pool._write_loc_dcp_span != 1:
+        raise _refusal(pool, _SPREAD, "start with --dcp-size 1")
     groups = [Group("latent", _held(pool.kv_buffer))]
     if pool.kv_scale_buffer is not None:
         groups.append(Group("latent scale", _held(pool.kv_scale_buffer)))
@@ -228,6 +231,7 @@ def _hisparse(pool: Any) -> list[Group]:
 
 
 def _swa(pool: Any) -> list[Group]:
+    _check_parts(pool, pool.full_kv_pool, pool.swa_kv_pool)
     mapping = pool.full_to_swa_index_mapping
     if mapping is None:
         raise _left(pool, "no mapping from full to sliding-window slots is registered yet")
@@ -240,7 +244,31 @@ def _swa(pool: Any) -> list[Group]:
 
 
 def _hybrid_linear(pool: Any) -> list[Group]:
+    _check_parts(pool, pool.full_kv_pool)
     return groups_of(pool.full_kv_pool)
+
+
+def _check_parts(pool: Any, *parts: Any) -> None:
+    """Leave a pool with a part of another class (a platform's own) to SGLang, which asks the part.
+
+    Raises:
+        LeftToSGLangError: a part's storage is unknown here.
+    """
+    for part in parts:
+        if not is_described(part):
+            raise _left(
+                pool, f"a part of it is a {class_name(part)}, whose storage is unknown here"
+            )
+
+
+def _ranks() -> int:
+    """Ranks that share a request's slots; 1 where no engine has said how many."""
+    from sglang.srt.runtime_context import get_parallel
+
+    try:
+        return int(get_parallel().attn_dcp_size)
+    except RuntimeError:  # nothing is published: a pool outside of an engine
+        return 1
 
 
 def _held(buffers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
