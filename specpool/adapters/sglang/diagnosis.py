@@ -27,15 +27,12 @@ def examine() -> dict[str, Any] | None:
     found = sglang_version()
     if found is None:
         return None
-    try:
-        settings, wrong = Settings.from_environment(), None
-    except ValueError as error:
-        settings, wrong = Settings("default", False), str(error)
+    settings, wrong = Settings.from_environment()
     return {
         "version": found,
         "tested": found in TESTED,
         "mode": settings.mode,
-        "settings_error": wrong,
+        "settings_errors": wrong,
         "not_loaded": why_not_loaded(),
         "targets": [
             {"target": o.target, "reason": o.reason}
@@ -52,8 +49,7 @@ def describe(found: dict[str, Any] | None) -> list[str]:
     tested = "tested" if found["tested"] else f"not tested; {', '.join(TESTED)} is"
     lines = ["sglang", f"  version   {found['version']} ({tested})"]
     lines.append(f"  plugin    {found['not_loaded'] or 'loads, mode ' + found['mode']}")
-    if found["settings_error"]:
-        lines.append(f"  settings  {found['settings_error']}")
+    lines += [f"  settings  {wrong}" for wrong in found["settings_errors"]]
     broken = [t for t in found["targets"] if t["reason"]]
     lines.append(f"  targets   {len(found['targets']) - len(broken)} found, {len(broken)} not")
     lines += [f"      {t['target']}: {t['reason']}" for t in broken]

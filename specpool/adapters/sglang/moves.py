@@ -23,6 +23,7 @@ from specpool.adapters.sglang.layouts import (
     is_described,
     parts_of,
 )
+from specpool.adapters.sglang.patch import is_replacement
 from specpool.adapters.sglang.watch import DroppedPairs
 from specpool.errors import UnsupportedAccess
 from specpool.mover import RowMover
@@ -139,31 +140,33 @@ def serving_minimax(original: Callable[..., None]) -> Callable[..., None]:
     return move_kv_cache
 
 
-def accepting(classes: frozenset[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """What wraps ``move_accept_tokens_to_target_kvcache``, given the classes that are served."""
+def accepting(original: Callable[..., None]) -> Callable[..., None]:
+    """What replaces ``move_accept_tokens_to_target_kvcache``.
 
-    def wrap(original: Callable[..., None]) -> Callable[..., None]:
-        def move_accept_tokens_to_target_kvcache(
-            batch: Any,
-            accept_index: torch.Tensor,
-            num_correct_drafts: torch.Tensor,
-            token_to_kv_pool_allocator: Any,
-        ) -> None:
-            pool = token_to_kv_pool_allocator.get_kvcache()
-            bs = len(batch.seq_lens)
-            if class_name(pool) in classes and bs:
-                window = batch.out_cache_loc.view(bs, -1)
-                try:
-                    # SGLang's count excludes the root
-                    move_accepted(pool, window, accept_index, num_correct_drafts + 1)
-                    return
-                except LeftToSGLangError:
-                    pass  # its move_kv_cache says so once
-            original(batch, accept_index, num_correct_drafts, token_to_kv_pool_allocator)
+    Args:
+        original: SGLang's own, which goes on serving every pool whose ``move_kv_cache`` is not
+            ``serving``'s, or that is left to SGLang.
+    """
 
-        return move_accept_tokens_to_target_kvcache
+    def move_accept_tokens_to_target_kvcache(
+        batch: Any,
+        accept_index: torch.Tensor,
+        num_correct_drafts: torch.Tensor,
+        token_to_kv_pool_allocator: Any,
+    ) -> None:
+        pool = token_to_kv_pool_allocator.get_kvcache()
+        bs = len(batch.seq_lens)
+        if bs and is_described(pool) and is_replacement(getattr(type(pool), "move_kv_cache", None)):
+            window = batch.out_cache_loc.view(bs, -1)
+            try:
+                # SGLang's count excludes the root
+                move_accepted(pool, window, accept_index, num_correct_drafts + 1)
+                return
+            except LeftToSGLangError:
+                pass  # its move_kv_cache says so once
+        original(batch, accept_index, num_correct_drafts, token_to_kv_pool_allocator)
 
-    return wrap
+    return move_accept_tokens_to_target_kvcache
 
 
 def refusing(why: str) -> Callable[[Any], Callable[..., None]]:
@@ -225,7 +228,7 @@ def _own_movers(pool: Any) -> list[Callable[..., None]]:
 def _leave(pool: Any, original: Callable[..., None] | None, left: LeftToSGLangError) -> Any:
     if original is None:
         raise UnsupportedAccess(str(left)) from left
-    if class_name(pool) not in _LEFT:
-        _LEFT.add(class_name(pool))
+    if str(left) not in _LEFT:
+        _LEFT.add(str(left))
         logger.warning("%s", left)
     return original

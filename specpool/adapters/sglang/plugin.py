@@ -17,7 +17,7 @@ import specpool
 from specpool.adapters.sglang import moves, patch, refusals, verify
 from specpool.adapters.sglang.patch import Outcome, Patch
 from specpool.adapters.sglang.settings import Settings
-from specpool.backends import backend_for
+from specpool.backends import backend_for, why_not
 
 logger = logging.getLogger("specpool.sglang")
 TESTED = ("0.5.23",)
@@ -34,6 +34,11 @@ _MOVED = (
     "DSATokenToKVPool",
     "HybridLinearKVPool",
 )
+_MINIMAX = f"{_MEMORY_POOL}:MiniMaxSparseKVPool.move_kv_cache"
+_UNGUARDED = (
+    "the refusal of what it cannot verify is not in place (see the other error), and a move alone "
+    "would turn a crash into wrong answers"
+)
 _ACCEPT = "sglang.srt.speculative.spec_utils:move_accept_tokens_to_target_kvcache"
 _ACCEPT_PARAMETERS = (
     "batch",
@@ -45,6 +50,8 @@ _COMPRESSED = (
     "its compress states are kept per position, not per slot, so that moving its rows alone would "
     "be wrong; turn speculative decoding off, or trees with --speculative-eagle-topk 1"
 )
+
+_HOOKED: set[str] = set()
 
 
 class Report(NamedTuple):
@@ -66,7 +73,9 @@ def patches(settings: Settings) -> list[Patch]:
     if settings.mode == "off":
         return []
     found = [
-        Patch(f"{_MEMORY_POOL}:MiniMaxSparseKVPool.move_kv_cache", _MOVE, moves.serving_minimax),
+        # first: without it the next one is left out
+        refusals.check_backend(settings.unsafe),
+        Patch(_MINIMAX, _MOVE, moves.serving_minimax),
         Patch(f"{_MEMORY_POOL}:MHATokenToKOnlyPool.move_kv_cache", None, moves.serving),
         Patch(f"{_DEEPSEEK_V4}:DeepSeekV4SingleKVPool.move_kv_cache", None, moves.serving),
         Patch(
@@ -74,27 +83,24 @@ def patches(settings: Settings) -> list[Patch]:
             None,
             moves.refusing(_COMPRESSED),
         ),
-        refusals.check_backend(settings.unsafe),
         *verify.patches(),
     ]
-    served = ["MiniMaxSparseKVPool", "MHATokenToKOnlyPool"]
-    classes = set()
     if settings.mode == "all":
         found += [
             Patch(f"{_MEMORY_POOL}:{name}.move_kv_cache", _MOVE, moves.serving) for name in _MOVED
         ]
         found.append(Patch(f"{_WINDOWS}:SWAKVPool.move_kv_cache", _MOVE, moves.serving))
         found.append(_fp4_warm_up())
-        served += [*_MOVED, "MHATokenToKVPoolFP4", "MLATokenToKVPoolFP4"]
-        classes.add(f"{_WINDOWS}.SWAKVPool")
-    classes |= {f"{_MEMORY_POOL}.{name}" for name in served}
-    found.append(Patch(_ACCEPT, _ACCEPT_PARAMETERS, moves.accepting(frozenset(classes))))
+    found.append(Patch(_ACCEPT, _ACCEPT_PARAMETERS, moves.accepting))
     return found
 
 
 def install(settings: Settings) -> Report:
     """Put everything in place and say what was done: one INFO line, an ERROR a failure."""
-    outcomes = [patch.apply(p) for p in patches(settings)]
+    outcomes: list[Outcome] = []
+    for one in patches(settings):
+        unguarded = one.target == _MINIMAX and outcomes[0].reason is not None
+        outcomes.append(Outcome(_MINIMAX, _UNGUARDED) if unguarded else patch.apply(one))
     if settings.mode != "off":
         outcomes.append(_hook_arguments(settings))
     patched = tuple(o.target for o in outcomes if o.reason is None)
@@ -109,11 +115,9 @@ def register() -> None:
 
     Nothing is raised: SGLang would log it and go on all the same.
     """
-    try:
-        settings = Settings.from_environment()
-    except ValueError as error:
-        logger.error("specpool goes on with its defaults: %s", error)
-        settings = Settings("default", False)
+    settings, wrong = Settings.from_environment()
+    for error in wrong:
+        logger.error("specpool was given a setting that is none: %s", error)
     install(settings)
 
 
@@ -128,12 +132,15 @@ def sglang_version() -> str | None:
 def _hook_arguments(settings: Settings) -> Outcome:
     """Refuse while arguments are resolved; SGLang has a registry of its own for that."""
     target = f"resolution hook {refusals.STEP}"
+    if target in _HOOKED:
+        return Outcome(target, None)
     try:
         from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
         register_resolution_hook(refusals.STEP)(refusals.check_arguments(settings.unsafe))
-    except (ImportError, ValueError) as error:
-        return Outcome(target, str(error))
+    except Exception as error:  # whatever another version's registry raises
+        return Outcome(target, repr(error))
+    _HOOKED.add(target)
     return Outcome(target, None)
 
 
@@ -149,23 +156,25 @@ def _fp4_warm_up() -> Patch:
     return Patch(f"{_MEMORY_POOL}:MHATokenToKVPoolFP4._init_kv_copy_and_warmup", ("self",), wrap)
 
 
-def _backend() -> str:
-    """The backend that serves this machine's GPUs, or its CPU where PyTorch knows no GPU."""
+def _backend() -> tuple[str, str | None]:
+    """What serves this machine's GPUs, or its CPU where there are none, and why nothing does."""
     gpu = torch.version.cuda or getattr(torch.version, "hip", None)
-    kind = "cuda" if gpu else "cpu"
-    return f"{backend_for(torch.device(kind))[0]} on {kind}"
+    device = torch.device("cuda" if gpu else "cpu")
+    try:
+        name = backend_for(device)[0]
+    except ValueError as error:  # SPECPOOL_BACKEND names none
+        return f"none on {device}", str(error)
+    return f"{name} on {device}", why_not(name, device)
 
 
 @contextmanager
 def _heard() -> Iterator[None]:
     """SGLang loads plugins before it sets logging up, when an INFO line would go nowhere."""
-    if logger.hasHandlers():
-        yield
-        return
     handler, level = logging.StreamHandler(), logger.level
     handler.setFormatter(logging.Formatter("[%(asctime)s] %(levelname)s %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    if not logger.hasHandlers():
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)  # nor may it where something has set logging up for warnings
     try:
         yield
     finally:
@@ -175,12 +184,13 @@ def _heard() -> Iterator[None]:
 
 def _say(settings: Settings, patched: tuple[str, ...], failed: tuple[Outcome, ...]) -> None:
     found = sglang_version()
+    backend, unserved = _backend()
     logger.info(
         "specpool %s in SGLang %s, mode %s, backend %s: %s",
         specpool.__version__,
         found,
         settings.mode,
-        _backend(),
+        backend,
         ", ".join(target.rpartition(":")[2] for target in patched) or "nothing is replaced",
     )
     if found not in TESTED and settings.mode != "off":
@@ -190,5 +200,7 @@ def _say(settings: Settings, patched: tuple[str, ...], failed: tuple[Outcome, ..
             ", ".join(TESTED),
             found,
         )
+    if unserved is not None and settings.mode != "off":
+        logger.error("specpool will move nothing: %s", unserved)
     for outcome in failed:
         logger.error("specpool could not replace %s: %s", *outcome)

@@ -63,7 +63,20 @@ def refusal(speculation: Speculation) -> str | None:
 
 
 def check_arguments(unsafe: bool) -> Callable[[Any, Callable[[Any], None]], None]:
-    """A resolution hook that refuses after SGLang has resolved speculation's arguments."""
+    """A resolution hook that refuses after SGLang has resolved speculation's arguments.
+
+    Raises:
+        ImportError: this SGLang has other names for what the hook reads.
+    """
+    # now, since a hook that fails later would keep every server with speculation from starting
+    from sglang.srt.arg_groups.model_override_base import (  # noqa: F401
+        model_config_of,
+        resolved_view,
+    )
+    from sglang.srt.configs.model_config import (  # noqa: F401
+        is_minimax_sparse,
+        uses_minimax_m3_nvfp4_native_stack,
+    )
 
     def refuse(server_args: Any, previous: Callable[[Any], None]) -> None:
         previous(server_args)

@@ -23,16 +23,18 @@ class Settings(NamedTuple):
     unsafe: bool
 
     @classmethod
-    def from_environment(cls) -> Settings:
+    def from_environment(cls) -> tuple[Settings, list[str]]:
         """Read ``SPECPOOL_SGLANG`` and ``SPECPOOL_SGLANG_UNSAFE``.
 
-        Raises:
-            ValueError: a value that is none of those above.
+        Returns:
+            The settings, and what is wrong with either variable: that one alone has its default.
         """
+        wrong = []
         mode = os.environ.get(MODE, "") or "default"
         if mode not in _MODES:
-            raise ValueError(f"{MODE}={mode!r} is none of {', '.join(_MODES)}")
+            wrong.append(f"{MODE}={mode!r} is none of {', '.join(_MODES)}; default is taken")
+            mode = "default"
         unsafe = os.environ.get(UNSAFE, "") or "0"
         if unsafe not in ("0", "1"):
-            raise ValueError(f"{UNSAFE}={unsafe!r} is neither 0 nor 1")
-        return cls(mode, unsafe == "1")
+            wrong.append(f"{UNSAFE}={unsafe!r} is neither 0 nor 1; 0 is taken")
+        return cls(mode, unsafe == "1"), wrong
