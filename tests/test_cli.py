@@ -63,7 +63,7 @@ def test_the_module_is_the_command():
     paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])  # also where it is not installed
     environment = {**os.environ, "PYTHONPATH": paths}
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert set(json.loads(ended.stdout)) == {"versions", "devices", "missing"}
+    assert set(json.loads(ended.stdout)) == {"versions", "devices", "missing", "sglang"}
 
 
 def test_doctor_prints_for_a_reader(capsys):
