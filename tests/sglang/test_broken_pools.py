@@ -48,6 +48,27 @@ def test_a_pool_with_a_part_of_another_class_goes_on_with_sglang_s_own_move(ever
     assert all(line.startswith("WARNING") for line in said)
 
 
+def test_parts_of_a_pool_that_is_left_are_left_too(everything):
+    """Its own move sends two locs without a window slot to slot 0, which ours would refuse."""
+    assert everything(unmapped) == [None, None, None]
+
+
+def unmapped():
+    from specpool.adapters.sglang import moves
+
+    full = {"head_num": 2, "head_dim": 16, "page_size": 4, "device": "cpu"}
+    given = {"full_kv_pool_class": PlatformMHA, "full_kv_pool_kwargs": full}
+    full["enable_memory_saver"] = False
+    served = []
+
+    def call(pool):
+        pool.move_kv_cache(torch.tensor([5, 10]), torch.tensor([6, 7]))
+        served.extend(map(moves._SERVED.get, (pool.full_kv_pool, pool.swa_kv_pool)))
+
+    result = run(Case(partial(build_swa, **given), pools.swa), call, ((), ()))
+    return [result.error, *served]
+
+
 def spread(name):
     """A move in an engine whose decode is spread over two ranks, which hold every other token."""
 

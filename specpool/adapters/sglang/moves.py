@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -51,6 +52,7 @@ class _Served:
 
 _SERVED: WeakKeyDictionary[Any, _Served] = WeakKeyDictionary()
 _LEFT: set[str] = set()
+_LEFT_ALONE: ContextVar[bool] = ContextVar("_LEFT_ALONE", default=False)
 
 
 def mover_of(pool: Any) -> RowMover:
@@ -113,13 +115,13 @@ def serving(original: Callable[..., None] | None) -> Callable[..., None]:
     """
 
     def move_kv_cache(self: Any, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
-        if original is not None and not is_described(self):
-            original(self, tgt_loc, src_loc)
+        if original is not None and (_LEFT_ALONE.get() or not is_described(self)):
+            _leave_alone(original, self, tgt_loc, src_loc)
             return
         try:
             move(self, tgt_loc, src_loc)
         except LeftToSGLangError as left:
-            _leave(self, original, left)(self, tgt_loc, src_loc)
+            _leave_alone(_leave(self, original, left), self, tgt_loc, src_loc)
 
     return move_kv_cache
 
@@ -232,3 +234,18 @@ def _leave(pool: Any, original: Callable[..., None] | None, left: LeftToSGLangEr
         _LEFT.add(str(left))
         logger.warning("%s", left)
     return original
+
+
+def _leave_alone(
+    original: Callable[..., None], pool: Any, tgt_loc: torch.Tensor, src_loc: torch.Tensor
+) -> None:
+    """SGLang's own move of a pool and of its parts.
+
+    A sliding-window pool sends what has no slot there to slot 0, many pairs to one target, which a
+    part's move of ours would refuse when the other part has moved.
+    """
+    before = _LEFT_ALONE.set(True)
+    try:
+        original(pool, tgt_loc, src_loc)
+    finally:
+        _LEFT_ALONE.reset(before)
