@@ -38,8 +38,9 @@ def check_disjoint(rows: Iterable[Rows]) -> None:
     for (_, end, name), (start, _, other) in pairwise(spans):
         if start < end:
             raise ValueError(
-                f"{name} and {other} share memory: every buffer may be given once, and buffers "
-                "must not overlap"
+                f"{name} and {other} share memory, or a stretch of it: every buffer may be given "
+                "once, and buffers whose rows take turns must be declared from the one tensor that "
+                "holds them"
             )
 
 

@@ -198,7 +198,8 @@ def rows_from(
             ``"nhd"``: ``[slots, ...]``; a slot's row is ``tensor[slot]``, whose dimensions must be
             dense. The first dimension's stride is free.
             ``"hnd"``: ``[pages, heads, page_size, dim]``; a slot owns one run of ``dim`` a head.
-            The last dimension must be dense.
+            The last dimension must be dense. K and V in one tensor are heads of it, and so are
+            padded heads without pages: ``tensor[:, :, None]``.
             ``"page_split"``: ``[pages, page_bytes]`` (in bytes whatever the dtype); a page holds
             ``page_size`` runs of ``widths[0]`` bytes, then ``page_size`` of ``widths[1]``, and so
             on, then padding.
@@ -221,7 +222,8 @@ def rows_from(
         [(0, 576), (36864, 8)]
     """
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-        raise TypeError(f"{name}: rows need a strided torch.Tensor, got {type(tensor).__name__}")
+        got = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise TypeError(f"{name}: rows need a strided torch.Tensor, got {got}")
     if widths is not None and layout != "page_split":
         raise ValueError(f"{name}: widths describe 'page_split' pages, not {layout!r}")
     if page_size is not None and layout == "nhd":
