@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="fewer readings")
-    parser.add_argument("--out", help="benchmarks/results/launch-DEVICE.json when not given")
+    parser.add_argument("--out", metavar="FILE", help="results/launch-DEVICE.json when not given")
     args = parser.parse_args()
     rounds = 10 if args.quick else 60
     buffers = SHAPES[SHAPE].build(SLOTS, args.device)

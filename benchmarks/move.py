@@ -163,7 +163,9 @@ def main() -> None:
     parser.add_argument("--slots", type=int, help="8,192, on CUDA 32,768 when not given")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="few cases, less time for each")
-    parser.add_argument("--out", help="benchmarks/results/move-SHAPE-DEVICE.json when not given")
+    parser.add_argument(
+        "--out", metavar="FILE", help="results/move-SHAPE-DEVICE.json when not given"
+    )
     args = parser.parse_args()
     slots = args.slots or (SLOTS if args.device == "cpu" else 4 * SLOTS)
     buffers = SHAPES[args.shape].build(slots, args.device)

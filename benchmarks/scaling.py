@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="fewer points, less time for each")
-    parser.add_argument("--out", help="benchmarks/results/scaling-DEVICE.json when not given")
+    parser.add_argument("--out", metavar="FILE", help="results/scaling-DEVICE.json when not given")
     args = parser.parse_args()
     seconds = 0.2 if args.quick else 0.6
     results = []
