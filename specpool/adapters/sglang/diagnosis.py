@@ -60,7 +60,7 @@ def describe(found: dict[str, Any] | None) -> list[str]:
 def why_not_loaded() -> str | None:
     """Why SGLang would not load the plugin; None where it would."""
     if not any(entry.name == NAME for entry in entry_points(group=GROUP)):
-        return f"is not loaded: no entry point {NAME} in {GROUP}; pip install specpool"
+        return f"is not loaded: no entry point {NAME} in {GROUP}; install specpool"
     allowed = os.environ.get("SGLANG_PLUGINS", "")
     names = {name.strip() for name in allowed.split(",") if name.strip()}
     if names and NAME not in names:
