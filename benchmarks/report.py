@@ -15,6 +15,7 @@ from specpool_kernels.shapes import MODELS
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
+PARTS = ("draft", "verify", "commit")
 NOT_RUN = "not run: no GPU was at hand"
 README_HEAD = "| work | specpool | against torch indexing |"
 Results = dict[str, Any]
@@ -35,6 +36,12 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
     """Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def measured_columns(head: list[str], rows: list[list[str]]) -> list[str]:
+    """A table without the columns that no row has a figure for."""
+    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    return table([head[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 def machine(of: Results) -> str:
@@ -102,7 +109,7 @@ def move_section(name: str, of: Results, plots: list[str]) -> list[str]:
         rows.append(row)
     clocks = ["specpool, device", "until it is done"] if of["device"] == "cuda" else ["specpool"]
     head = ["work", "moving pairs", *clocks, "of the copy rate", "extra memory"]
-    lines += table([*head, *peers], rows)
+    lines += measured_columns([*head, *peers], rows)
     if any("launches" in r for r in of["results"]):
         lines += ["", *launch_counts(of)]
     if name in plots:
@@ -183,6 +190,8 @@ def launch_section(name: str, of: Results, plots: list[str]) -> list[str]:
         for r in of["results"]
     ]  # fmt: skip
     lines += table(["what", "", "host time"], rows)
+    if of["device"] == "cpu":
+        lines += ["", "Triton's own launcher ran over a driver that launches nothing."]
     if of["not_measured"]:
         lines += ["", f"Not measured without a GPU: {'; '.join(of['not_measured'])}."]
     if name in plots:
@@ -200,6 +209,36 @@ def sglang_section(of: Results) -> list[str]:
     ]  # fmt: skip
     head = ["requests", *of["results"][0]["seconds"], "ratio", "wanted", ""]
     return [machine(of), "", *table(head, rows), ""]
+
+
+def decoding_section(of: Results) -> list[str]:
+    """A real model with drafts, beside plain decoding."""
+    *results, code = of["results"]
+    rows = [
+        [str(r["batch"]), *way(r), f"{r['tokens_a_step']:.2f}", f"{r['tokens_a_second']:.1f}",
+         f"{r['speedup']:.2f}x", *(f"{100 * r[f'share_{k}']:.1f}%" for k in PARTS),
+         "yes" if r["equal_to_plain"] else "**no**"]
+        for r in results
+    ]  # fmt: skip
+    head = ["at once", "drafts", "commit", "tokens a step", "tokens a second", "against plain"]
+    head += [f"{part}, of a step" for part in PARTS]
+    answers = code["code_prompt"]
+    counts = "; ".join(f"{', '.join(filter(None, way(r)))} {r['forwards']}" for r in answers)
+    return [
+        machine(of),
+        "",
+        *table([*head, "plain's answers"], rows),
+        "",
+        f"Target forwards for {answers[0]['tokens']} tokens on the code question: {counts}.",
+        "",
+        "![tokens a second](results/spec_decode.png)",
+        "",
+    ]
+
+
+def way(result: Results) -> list[str]:
+    """What is drafted and how it is committed; plain decoding has nothing to choose."""
+    return [result["draft"], "" if result["draft"] == "plain" else result["mode"]]
 
 
 def gpu_targets() -> list[str]:
@@ -229,7 +268,8 @@ def report(found: dict[str, Results], plots: list[str]) -> str:
         "less is gained. The share of the copy rate is of the latter. Extra memory is the "
         "allocator's peak on CUDA; on a CPU numpy's peak by tracemalloc plus PyTorch's by its "
         "profiler. SGLang's pool has no index buffers, so its main K/V is compared with specpool "
-        "over the same 120.",
+        "over the same 120. One slab is what an engine could do whose layers share one tensor: one "
+        "gather, one scatter.",
         "",
     ]
     by_kind: dict[str, list[str]] = {"move": [], "scaling": [], "launch": []}
@@ -253,8 +293,7 @@ def report(found: dict[str, Results], plots: list[str]) -> str:
         lines += ["## SGLang's accept, through the plugin", ""]
         lines += sglang_section(found["sglang_accept-cpu"])
     if "spec_decode" in found:
-        lines += ["## Decoding with drafts", "", machine(found["spec_decode"]), ""]
-        lines += ["![tokens a second](results/spec_decode.png)", ""]
+        lines += ["## Decoding with drafts", "", *decoding_section(found["spec_decode"])]
     return "\n".join(lines)
 
 
