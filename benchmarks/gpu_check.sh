@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The GPU suite's quick half, then the benchmarks: one command, at most four minutes on one H200.
+# The GPU suite's quick half, then the benchmarks: one command, under four minutes of steps with limits.
 #
 #   OUT=results benchmarks/gpu_check.sh
 #
