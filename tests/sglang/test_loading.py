@@ -162,7 +162,7 @@ def test_another_version_is_said_not_to_be_tested():
 def another_version():
     from specpool.adapters.sglang import plugin
 
-    plugin.version = lambda package: "0.6.0"
+    plugin.sglang_version = lambda: "0.6.0"
 
 
 def test_doctor_says_the_same(everything):

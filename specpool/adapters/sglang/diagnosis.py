@@ -7,7 +7,8 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from specpool.adapters.sglang import patch
-from specpool.adapters.sglang.plugin import TESTED, patches, sglang_version
+from specpool.adapters.sglang.installed import sglang_version
+from specpool.adapters.sglang.plugin import TESTED, patches
 from specpool.adapters.sglang.settings import Settings
 
 GROUP, NAME = "sglang.srt.plugins", "specpool"

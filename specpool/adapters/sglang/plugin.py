@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
 
 import specpool
 from specpool.adapters.sglang import moves, patch, refusals, verify
+from specpool.adapters.sglang.installed import sglang_version
 from specpool.adapters.sglang.patch import Outcome, Patch
 from specpool.adapters.sglang.settings import Settings
 from specpool.backends import backend_for, why_not
@@ -119,14 +119,6 @@ def register() -> None:
     for error in wrong:
         logger.error("specpool was given a setting that is none: %s", error)
     install(settings)
-
-
-def sglang_version() -> str | None:
-    """The version of the installed SGLang; None where there is none."""
-    try:
-        return version("sglang")
-    except PackageNotFoundError:
-        return None
 
 
 def _hook_arguments(settings: Settings) -> Outcome:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
 
+from specpool.adapters.sglang.installed import sglang_version
 from specpool.adapters.sglang.verify_fingerprints import drifted
 from specpool.adapters.sglang.verify_rows import row_bytes
 
@@ -174,7 +174,7 @@ def facts_of_arguments(view: Any, device: str) -> Facts:
 
     return Facts(
         setting=_setting(),
-        version=_sglang_version(),
+        version=sglang_version(),
         drifted=drifted() if is_enabled() else (),
         device=device,
         algorithm=view.speculative_algorithm,
@@ -209,7 +209,7 @@ def facts_of_backend(backend: Any, device: str, dense: tuple[str, ...]) -> Facts
     spec, parallel = get_spec(), get_parallel()
     return Facts(
         setting=_setting(),
-        version=_sglang_version(),
+        version=sglang_version(),
         drifted=drifted() if is_enabled() else (),
         device=device,
         algorithm=spec.speculative_algorithm,
@@ -240,13 +240,6 @@ def is_enabled() -> bool:
 
 def _setting() -> str:
     return os.environ.get(ENABLE, "")
-
-
-def _sglang_version() -> str | None:
-    try:
-        return version("sglang")
-    except PackageNotFoundError:
-        return None
 
 
 def _memory_of(backend: Any) -> Memory:
